@@ -1,0 +1,3 @@
+//! The `onced` program: see the library for what it does.
+
+fn main() {}
