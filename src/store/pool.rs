@@ -3,14 +3,16 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use postgres::NoTls;
 use r2d2::{HandleError, ManageConnection, PooledConnection};
 
 use super::fault;
+use super::settings::{Made, Recipe};
+use super::wire::Patience;
+use crate::observe;
 use crate::outcome::{Fault, FaultKind};
 
 /// What is done to a new connection before anybody gets it.
@@ -28,6 +30,7 @@ const PING: Duration = Duration::from_secs(1);
 pub(super) struct Pool {
     pool: r2d2::Pool<Manager>,
     trouble: Arc<Trouble>,
+    patience: Duration,
 }
 
 /// What the connections of a pool have met. It is shared by those who use them and by r2d2's threads, which make them
@@ -38,17 +41,20 @@ struct Trouble {
     last: Mutex<Option<Fault>>,
     /// How many connections have broken. One that was made before the last of them is in doubt.
     breaks: AtomicU64,
+    /// Whether the operator knows that `synchronous_commit` had to be raised.
+    told_raised: AtomicBool,
 }
 
 struct Manager {
-    session: postgres::Config,
-    install: Arc<dyn Fn(&mut postgres::Client) -> Result<(), Fault> + Send + Sync>,
+    recipe: Recipe,
+    install: Install,
     trouble: Arc<Trouble>,
 }
 
 /// A connection in the pool.
 struct Session {
     client: postgres::Client,
+    patience: Patience,
     /// The value of [`Trouble::breaks`] at which it was known to work.
     sound_at: u64,
     discarded: bool,
@@ -60,13 +66,10 @@ pub struct Client {
 }
 
 impl Pool {
-    pub(super) fn new(
-        session: postgres::Config,
-        size: usize,
-        install: Arc<dyn Fn(&mut postgres::Client) -> Result<(), Fault> + Send + Sync>,
-    ) -> Pool {
+    pub(super) fn new(recipe: Recipe, size: usize, install: Install) -> Pool {
         let trouble = Arc::<Trouble>::default();
-        let manager = Manager { session, install, trouble: Arc::clone(&trouble) };
+        let patience = recipe.patience();
+        let manager = Manager { recipe, install, trouble: Arc::clone(&trouble) };
         let pool = r2d2::Pool::builder()
             .max_size(u32::try_from(size).unwrap_or(u32::MAX))
             .min_idle(Some(0))
@@ -74,7 +77,7 @@ impl Pool {
             .connection_timeout(2 * LONGEST_PAUSE)
             .error_handler(Box::new(Silent))
             .build_unchecked(manager);
-        Pool { pool, trouble }
+        Pool { pool, trouble, patience }
     }
 
     pub(super) fn get(&self, wait: Duration) -> Result<Client, Fault> {
@@ -86,6 +89,7 @@ impl Pool {
                 Err(_) => return Err(self.trouble.why(wait)),
             };
             if client.is_sound(&self.trouble) {
+                client.answers_within(self.patience);
                 return Ok(client);
             }
         }
@@ -95,6 +99,12 @@ impl Pool {
 impl Trouble {
     fn set_last(&self, fault: Option<Fault>) {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = fault;
+    }
+
+    fn tell_raised_once(&self, lower: &str) {
+        if !self.told_raised.swap(true, Ordering::Relaxed) {
+            observe::synchronous_commit_raised(lower);
+        }
     }
 
     /// Why there was no connection within `wait`.
@@ -115,12 +125,15 @@ impl ManageConnection for Manager {
     fn connect(&self) -> Result<Session, Fault> {
         let sound_at = self.trouble.breaks.load(Ordering::SeqCst);
         let made = self
-            .session
-            .connect(NoTls)
-            .map_err(|error| fault::classify_connect(&error))
-            .and_then(|mut client| (self.install)(&mut client).map(|()| client));
+            .recipe
+            .connect()
+            .and_then(|mut made| (self.install)(&mut made.client).map(|()| made));
         self.trouble.set_last(made.as_ref().err().cloned());
-        made.map(|client| Session { client, sound_at, discarded: false })
+        let Made { client, patience, raised_from } = made?;
+        if let Some(lower) = raised_from {
+            self.trouble.tell_raised_once(&lower);
+        }
+        Ok(Session { client, patience, sound_at, discarded: false })
     }
 
     fn is_valid(&self, session: &mut Session) -> Result<(), Fault> {
@@ -137,6 +150,13 @@ impl ManageConnection for Manager {
 }
 
 impl Client {
+    /// Sets how long the server may be silent while an answer is awaited, until the connection goes back. It must be
+    /// longer than the `statement_timeout` that holds; by default it is that of the pool and five seconds. Past it the
+    /// connection breaks, as one does that was cut.
+    pub fn answers_within(&self, limit: Duration) {
+        self.pooled.patience.set(limit);
+    }
+
     /// Throws the connection away: the next one is made anew.
     pub fn discard(mut self) {
         self.pooled.discarded = true;
