@@ -1,1 +1,3 @@
-fn main() {}
+//! The tests that need the real things: PostgreSQL, sockets, processes.
+
+mod database; // connections: settings, recovery, TLS, migrations
