@@ -210,6 +210,42 @@ pub fn synchronous_commit_raised(lower: &str) {
     );
 }
 
+/// An operation does not fit the database: it answers 500 until it does, and the others go on.
+pub fn operation_does_not_fit(operation: &str, problem: &dyn std::fmt::Display) {
+    tracing::error!(operation, %problem, "an operation does not fit the database; its calls fail");
+}
+
+/// A call came to nothing by a fault. The whole text of the fault is here and only here.
+pub fn call_failed(request_id: &str, call: &crate::call::Call, fault: &crate::outcome::Fault) {
+    let (scope, operation) = (call.scope.as_str(), call.operation.name.as_str());
+    if fault.kind == crate::outcome::FaultKind::Broken {
+        tracing::error!(request_id, scope, operation, %fault, "a call failed");
+    } else {
+        tracing::warn!(request_id, scope, operation, %fault, "a call could not be served now");
+    }
+}
+
+/// A call is run again after a fault that this may help against.
+pub fn call_runs_again(request_id: &str, call: &crate::call::Call, fault: &crate::outcome::Fault) {
+    let (scope, operation) = (call.scope.as_str(), call.operation.name.as_str());
+    tracing::debug!(request_id, scope, operation, %fault, "a call runs again");
+}
+
+/// A writer got no connection.
+pub fn no_connection(fault: &crate::outcome::Fault) {
+    tracing::debug!(%fault, "no connection to the database");
+}
+
+/// A record was made by a fingerprint recipe that this program does not know.
+pub fn recipe_unknown(request_id: &str, stored_hash: &str) {
+    let recipe = crate::call::fingerprint::recipe_name(stored_hash);
+    tracing::error!(
+        request_id,
+        recipe,
+        "a record was made by an unknown fingerprint recipe; a newer onced made it"
+    );
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
