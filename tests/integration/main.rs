@@ -1,1 +1,3 @@
-fn main() {}
+//! The tests that need more than the library: PostgreSQL, processes, sockets.
+
+mod canonical; // what a body may be, asked of PostgreSQL
