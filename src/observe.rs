@@ -202,6 +202,14 @@ pub fn thread_died(died: &crate::threads::Died) {
     tracing::error!(thread = died.thread, panic = died.panic, "a thread died; stopping");
 }
 
+/// The role or the database has a `synchronous_commit` under which an answer could be lost; our sessions have `on`.
+pub fn synchronous_commit_raised(lower: &str) {
+    tracing::warn!(
+        found = lower,
+        "synchronous_commit is lower than on for this role or database; onced's sessions have it on"
+    );
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
