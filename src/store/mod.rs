@@ -2,6 +2,7 @@
 //! No other module sees a `postgres::Error`.
 
 pub mod fault;
+pub mod rows;
 mod pool;
 mod settings;
 mod tls;
