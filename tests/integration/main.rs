@@ -6,3 +6,4 @@ mod database; // connections: settings, recovery, TLS, migrations
 
 mod canonical; // what a body may be, asked of PostgreSQL
 mod dev; // the private cluster, and everything that `onced dev` starts
+mod statements; // every statement of ours fits the schema
