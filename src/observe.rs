@@ -277,6 +277,30 @@ pub fn check_filter(filter: &str) -> Result<(), String> {
     parsed.map(|_| ()).map_err(|error| error.to_string())
 }
 
+/// A request was answered with the outcome of a call.
+pub fn answered(
+    operation: &str,
+    request_id: &str,
+    outcome: &str,
+    status: u16,
+    elapsed: std::time::Duration,
+) {
+    METRICS.requests.with_label_values(&[operation, outcome]).inc();
+    let elapsed_ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
+    tracing::debug!(request_id, operation, outcome, status, elapsed_ms, "answered");
+}
+
+/// A request to an operation was refused for its form: nothing was looked up.
+pub fn request_invalid(operation: &str, request_id: &str, detail: &str) {
+    METRICS.requests.with_label_values(&[operation, "invalid"]).inc();
+    tracing::debug!(request_id, operation, detail, "a request was not valid");
+}
+
+/// A look-up of a stored outcome failed.
+pub fn look_up_failed(request_id: &str, fault: &crate::outcome::Fault) {
+    tracing::warn!(request_id, %fault, "a look-up failed");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
