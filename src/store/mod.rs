@@ -2,7 +2,7 @@
 //! No other module sees a `postgres::Error`.
 
 pub mod fault;
-pub mod rows;
+pub mod once;
 mod pool;
 mod settings;
 mod tls;
@@ -73,7 +73,7 @@ impl Store {
         let others = relay.connections.get() + OTHER_CONNECTIONS;
         Ok(Store {
             writers: Pool::new(for_writers, writers.threads.get(), install),
-            others: Pool::new(for_others, others, Box::new(|_| Ok(()))),
+            others: Pool::new(for_others, others, Box::new(|_| Ok(None))),
         })
     }
 

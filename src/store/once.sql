@@ -53,6 +53,7 @@ BEGIN
         answer_is_problem := false;
         code := NULL;
         note := NULL;
+        running := false;
         BEGIN
             IF tombstones THEN
                 PERFORM FROM idempotency_tombstones AS t WHERE t.scope = scopes[call] AND t.key = keys[call];
@@ -62,7 +63,9 @@ BEGIN
             END IF;
             -- Only an error that is raised while the operation itself runs can be its refusal.
             running := true;
-            /* operations */
+            CASE operations[call]
+                /* operations */
+            END CASE;
             -- A deferred constraint fails here, as a refusal like any other. The check is rolled back by itself, so
             -- that the next call may defer again.
             BEGIN
@@ -102,13 +105,16 @@ BEGIN
                 WHEN code = 'P0001' OR code LIKE '22%' OR code LIKE '23%' THEN 422
             END;
             o_events := NULL;
-            o_response := refusal || jsonb_build_object('status', answer_status, 'code', code, 'instance', instances[call]);
+            o_response := refusal || jsonb_build_object(
+                'status', answer_status, 'code', code, 'instance', instances[call]);
             IF code = 'P0001' OR code LIKE 'PT%' THEN
                 o_response := o_response || jsonb_build_object('detail', note);
             END IF;
             answer := o_response::text;
             answer_is_problem := true;
-            result := CASE WHEN code = 'ONC03' THEN 'expired' WHEN answer_status IS NULL THEN 'failed' ELSE 'refused' END;
+            result := CASE
+                WHEN answer_status IS NOT NULL THEN 'refused' WHEN code = 'ONC03' THEN 'expired' ELSE 'failed'
+            END;
             note := concat_ws(' | ', note, nullif(detail, ''), nullif(place, ''));
         END;
         -- A session's advisory locks outlive even the savepoint that is rolled back.
@@ -140,10 +146,14 @@ BEGIN
         -- Ids must follow the order of commits for one order key: it is locked before its ids are drawn, several of
         -- them in one order.
         IF ordered THEN
-            PERFORM pg_advisory_xact_lock(k.hash) FROM (
-                SELECT DISTINCT hashtextextended(scopes[t.call] || chr(1) || (e ->> 'order'), 0) AS hash
-                FROM unnest(telling, told) AS t (call, events), jsonb_array_elements(t.events) AS e
-                WHERE e ? 'order' ORDER BY hash) AS k;
+            BEGIN
+                PERFORM pg_advisory_xact_lock(k.hash) FROM (
+                    SELECT DISTINCT hashtextextended(scopes[t.call] || chr(1) || (e ->> 'order'), 0) AS hash
+                    FROM unnest(telling, told) AS t (call, events), jsonb_array_elements(t.events) AS e
+                    WHERE e ? 'order' ORDER BY hash) AS k;
+            EXCEPTION WHEN lock_not_available THEN
+                RAISE SQLSTATE 'ONC04' USING MESSAGE = 'an order key is held by another transaction';
+            END;
         END IF;
         INSERT INTO outbox_events (scope, idempotency_key, event_key, event_type, payload, order_key)
         SELECT scopes[t.call], keys[t.call], ids[t.call] || ':' || coalesce(e.event ->> 'key', e.n::text),

@@ -14,8 +14,7 @@ fn the_documented_fingerprints_are_made() {
         fingerprint("orders", r#"{"quantity": 2, "item": "widget"}"#).as_str(),
         "v1:602548ab2c85786fa52ef3ff2a905ca3728a265cfae471b2d359ca1d0d375b78"
     );
-    let body =
-        r#"{"é": null, "b": [1.0, 1e2, -0, 0.50, 9007199254740993], "a": "\u00e9\n"}"#;
+    let body = r#"{"é": null, "b": [1.0, 1e2, -0, 0.50, 9007199254740993], "a": "\u00e9\n"}"#;
     assert_eq!(
         fingerprint("orders", body).as_str(),
         "v1:b6e7c43ad540ab8511654cd8ad0ad55b7eb679e2005a55bbc66fed51cea47433"
