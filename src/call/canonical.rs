@@ -431,7 +431,9 @@ fn push_character(packed: &mut Vec<u8>, character: char) -> bool {
         '\r' => 'r',
         '\t' => 't',
         '\0'..' ' => {
-            packed.extend_from_slice(format!("\\u{:04x}", u32::from(character)).as_bytes());
+            let code = u32::from(character);
+            packed.extend_from_slice(if code < 0x10 { b"\\u000" } else { b"\\u001" });
+            packed.extend(char::from_digit(code % 0x10, 16).map(|digit| digit as u8));
             return true;
         }
         _ => {

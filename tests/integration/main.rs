@@ -1,3 +1,3 @@
-//! The tests that need more than the library: PostgreSQL, processes, sockets.
+//! Everything that is tested from the outside.
 
 mod canonical; // what a body may be, asked of PostgreSQL
