@@ -3,6 +3,7 @@
 mod commands; // the command line: tokens, the sink, configuration, verify
 mod database; // connections: settings, recovery, TLS, migrations
 //! The tests that need more than the library: PostgreSQL, processes, sockets.
+//! Everything that is tested from the outside.
 
 mod canonical; // what a body may be, asked of PostgreSQL
 mod dev; // the private cluster, and everything that `onced dev` starts
