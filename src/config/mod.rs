@@ -1,5 +1,6 @@
 //! The configuration, checked and typed: what the rest of the program sees. Nobody else sees a raw value of the file.
 
+pub mod address;
 pub mod secret;
 
 use std::net::SocketAddr;

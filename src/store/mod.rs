@@ -1,8 +1,11 @@
 //! All SQL, and all that knows PostgreSQL: the pools of connections, and free functions with a verb over one of them.
 //! No other module sees a `postgres::Error`.
 
+pub mod events;
 pub mod fault;
+pub mod outbox;
 mod pool;
+pub mod retention;
 
 use std::sync::Arc;
 use std::time::Duration;
