@@ -94,12 +94,11 @@ impl Relays {
     ///
     /// `[sink] ca_file` cannot be used, the lease is not longer than the sink's timeout, or a thread cannot be started.
     pub fn start(
-        config: config::Relay,
-        sink: Option<config::Sink>,
-        wiring: Wiring,
+        config: &config::Relay,
+        sink: Option<&config::Sink>,
+        wiring: &Wiring,
     ) -> io::Result<Relays> {
-        let secrets =
-            Secrets::new(sink.as_ref().map_or_else(Vec::new, |sink| sink.secrets.clone()));
+        let secrets = Secrets::new(sink.map_or_else(Vec::new, |sink| sink.secrets.clone()));
         let mut relays = Relays {
             threads: Vec::new(),
             pulses: Vec::new(),
