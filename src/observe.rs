@@ -202,6 +202,22 @@ pub fn thread_died(died: &crate::threads::Died) {
     tracing::error!(thread = died.thread, panic = died.panic, "a thread died; stopping");
 }
 
+/// Whether a log filter means what it seems to: a level, or directives such as `info,onced::relay=debug`.
+///
+/// # Errors
+/// What is wrong with it. A word that is no level would count as the name of a target, and silence all others.
+pub fn check_filter(filter: &str) -> Result<(), String> {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let is_level = |word: &str| LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level));
+    let is_bare = |word: &&str| !word.contains(['=', '[']);
+    let mut bare = filter.split(',').map(str::trim).filter(is_bare);
+    if let Some(word) = bare.find(|word| !is_level(word)) {
+        return Err(format!("{word:?} is not one of {}", LEVELS.join(", ")));
+    }
+    let parsed = tracing_subscriber::EnvFilter::builder().parse(filter);
+    parsed.map(|_| ()).map_err(|error| error.to_string())
+}
+
 /// Whether a fault that came `times` times in a row is worth another line: the first, the second, the fourth…
 fn is_news(times: u32) -> bool {
     times.is_power_of_two()
