@@ -139,7 +139,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         }
         Command::Verify(arguments) => Ok(code(verify::run(config, &arguments)?, FAILED)),
         Command::Show(arguments) => Ok(code(show::run(&settings::load(config)?, &arguments)?, FAILED)),
-        Command::Sink(arguments) => done(sink::run(&arguments)),
+        Command::Sink(arguments) => done(sink::run(arguments)),
         Command::Token(arguments) => done(token::run(arguments)),
     }
 }
