@@ -252,10 +252,11 @@ pub(super) fn toml_string(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::raw::owned;
     use super::*;
 
     fn read<T>(kind: &Kind<'_, T>, text: &str) -> Result<(T, String), String> {
-        let given = Given::of_file(toml::de::DeValue::parse(text).unwrap().into_inner().into());
+        let given = Given::of_file(owned(toml::de::DeValue::parse(text).unwrap(), &[]));
         match (kind.read)(&given) {
             Ok(read) => Ok((read.value, read.shown)),
             Err(faults) => Err(faults

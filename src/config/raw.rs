@@ -78,34 +78,44 @@ pub(super) enum Value {
     Date,
     List(Vec<Entry>),
     Table(Table),
+    /// The parser stumbled in it, which is a problem of its own.
+    Unreadable,
 }
 
-impl From<DeValue<'_>> for Value {
-    fn from(value: DeValue<'_>) -> Value {
-        match value {
-            DeValue::String(text) => Value::Text(text.into_owned()),
-            DeValue::Integer(number) => {
-                let parsed = i128::from_str_radix(number.as_str(), number.radix());
-                Value::Integer(number.to_string(), parsed.ok())
-            }
-            DeValue::Float(number) => Value::Fraction(number.to_string()),
-            DeValue::Boolean(truth) => Value::Boolean(truth),
-            DeValue::Datetime(_) => Value::Date,
-            DeValue::Array(items) => Value::List(
-                items
-                    .into_iter()
-                    .map(|item| Entry { start: item.span().start, value: item.into_inner().into() })
-                    .collect(),
-            ),
-            DeValue::Table(table) => Value::Table(owned_table(table)),
+/// A value of the parser as one of ours; `broken` are the bytes at which the text is not TOML.
+pub(super) fn owned(value: Spanned<DeValue<'_>>, broken: &[usize]) -> Value {
+    let span = value.span();
+    let value = value.into_inner();
+    let holds_tables = match &value {
+        DeValue::Array(items) => items.iter().any(|item| item.get_ref().is_table()),
+        other => other.is_table(),
+    };
+    if !holds_tables && broken.iter().any(|at| (span.start..=span.end).contains(at)) {
+        return Value::Unreadable;
+    }
+    match value {
+        DeValue::String(text) => Value::Text(text.into_owned()),
+        DeValue::Integer(number) => {
+            let parsed = i128::from_str_radix(number.as_str(), number.radix());
+            Value::Integer(number.to_string(), parsed.ok())
         }
+        DeValue::Float(number) => Value::Fraction(number.to_string()),
+        DeValue::Boolean(truth) => Value::Boolean(truth),
+        DeValue::Datetime(_) => Value::Date,
+        DeValue::Array(items) => Value::List(
+            items
+                .into_iter()
+                .map(|item| Entry { start: item.span().start, value: owned(item, broken) })
+                .collect(),
+        ),
+        DeValue::Table(table) => Value::Table(owned_table(table, broken)),
     }
 }
 
-fn owned_table(table: DeTable<'_>) -> Table {
+fn owned_table(table: DeTable<'_>, broken: &[usize]) -> Table {
     let entry = |(key, value): (Spanned<DeString<'_>>, Spanned<DeValue<'_>>)| {
         let start = key.span().start;
-        (key.into_inner().into_owned(), Entry { start, value: value.into_inner().into() })
+        (key.into_inner().into_owned(), Entry { start, value: owned(value, broken) })
     };
     table.into_iter().map(entry).collect()
 }
@@ -126,13 +136,15 @@ pub(super) struct Document {
 impl Document {
     pub(super) fn parse(file: &Path, text: &str) -> Document {
         let (root, errors) = DeTable::parse_recoverable(text);
+        let spans = errors.iter().filter_map(toml::de::Error::span);
+        let broken: Vec<usize> = spans.map(|span| span.start).collect();
         let newlines = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
         let line_starts = std::iter::once(0).chain(newlines.map(|(at, _)| at + 1)).collect();
         let mut document = Document {
             file: file.to_owned(),
             line_starts,
             text: text.to_owned(),
-            root: owned_table(root.into_inner()),
+            root: owned_table(root.into_inner(), &broken),
             syntax_errors: Vec::new(),
         };
         // The error's own Display quotes the line, which may hold a secret; its message does not.
@@ -142,6 +154,12 @@ impl Document {
             message: format!("not TOML: {}", error.message()),
         });
         document.syntax_errors = problems.collect();
+        document.syntax_errors.sort();
+        // What follows on the same line is mostly the parser finding its way back.
+        document.syntax_errors.dedup_by_key(|problem| match &problem.place {
+            Place::Line { line, .. } => Some(*line),
+            Place::File(_) | Place::Variable(_) => None,
+        });
         document
     }
 
@@ -155,11 +173,6 @@ impl Document {
         let before = self.text.get(start..at).unwrap_or_default();
         Place::Line { file: self.file.clone(), line, column: before.chars().count() + 1 }
     }
-
-    /// The folder against which the file's paths are read.
-    pub(super) fn folder(&self) -> PathBuf {
-        self.file.parent().unwrap_or(Path::new("")).to_owned()
-    }
 }
 
 /// A value as it was given.
@@ -171,6 +184,10 @@ pub(super) struct Given {
 }
 
 impl Given {
+    pub(super) fn is_readable(&self) -> bool {
+        !matches!(self.value, Value::Unreadable)
+    }
+
     pub(super) fn of_file(value: Value) -> Given {
         Given { value, is_text: false }
     }
@@ -258,7 +275,7 @@ fn items_of_text(text: &str) -> Result<Vec<Given>, String> {
         return Ok(if text.is_empty() { Vec::new() } else { items.map(Given::of_text).collect() });
     }
     let list = DeValue::parse(text).map_err(|error| format!("no list: {}", error.message()))?;
-    Given::of_file(list.into_inner().into()).items()
+    Given::of_file(owned(list, &[])).items()
 }
 
 /// Text in quotes, cut where it is long, with nothing in it that a terminal would act upon.
@@ -279,5 +296,6 @@ pub(super) fn kind_of(value: &Value) -> &'static str {
         Value::Date => "a date",
         Value::List(_) => "a list",
         Value::Table(_) => "a table",
+        Value::Unreadable => "unreadable",
     }
 }
