@@ -86,10 +86,8 @@ pub(super) enum Value {
 pub(super) fn owned(value: Spanned<DeValue<'_>>, broken: &[usize]) -> Value {
     let span = value.span();
     let value = value.into_inner();
-    let holds_tables = match &value {
-        DeValue::Array(items) => items.iter().any(|item| item.get_ref().is_table()),
-        other => other.is_table(),
-    };
+    let items = value.as_array().into_iter().flatten();
+    let holds_tables = value.is_table() || items.into_iter().any(|item| item.get_ref().is_table());
     if !holds_tables && broken.iter().any(|at| (span.start..=span.end).contains(at)) {
         return Value::Unreadable;
     }
@@ -198,77 +196,72 @@ impl Given {
 
     /// The value as text.
     pub(super) fn text(&self) -> Result<&str, String> {
-        match &self.value {
-            Value::Text(text) => Ok(text),
-            other => Err(format!("{} is not a string; put it in quotes", self.told(other))),
-        }
+        self.as_text().ok_or_else(|| format!("{} is not a string; put it in quotes", self.shown()))
     }
 
     /// The value as text, in a message that does not tell it.
     pub(super) fn secret_text(&self) -> Result<&str, String> {
-        match &self.value {
-            Value::Text(text) => Ok(text),
-            other => Err(format!("this is {}, not a string", kind_of(other))),
-        }
+        self.as_text().ok_or_else(|| format!("this is {}, not a string", kind_of(&self.value)))
     }
 
     /// The value as a whole number.
     pub(super) fn integer(&self) -> Result<i128, String> {
-        let parsed = match &self.value {
-            Value::Integer(_, number) => *number,
-            Value::Text(text) if self.is_text => text.trim().parse().ok(),
-            _ => None,
+        let number = if let Value::Integer(_, number) = &self.value {
+            *number
+        } else {
+            self.typed_text().and_then(|text| text.trim().parse().ok())
         };
-        parsed.ok_or_else(|| format!("{} is not a whole number", self.shown()))
+        number.ok_or_else(|| format!("{} is not a whole number", self.shown()))
     }
 
     /// Whether the value is a bare number.
     pub(super) fn is_number(&self) -> bool {
-        match &self.value {
-            Value::Integer(..) | Value::Fraction(_) => true,
-            Value::Text(text) => text.trim().parse::<f64>().is_ok_and(f64::is_finite),
-            _ => false,
-        }
+        let is_finite = |text: &str| text.trim().parse::<f64>().is_ok_and(f64::is_finite);
+        matches!(self.value, Value::Integer(..) | Value::Fraction(_))
+            || self.as_text().is_some_and(is_finite)
     }
 
     /// The value as a truth.
     pub(super) fn boolean(&self) -> Result<bool, String> {
-        match &self.value {
-            Value::Boolean(truth) => Ok(*truth),
-            Value::Text(text) if self.is_text && text == "true" => Ok(true),
-            Value::Text(text) if self.is_text && text == "false" => Ok(false),
-            _ => Err(format!("{} is neither true nor false", self.shown())),
+        if let Value::Boolean(truth) = self.value {
+            return Ok(truth);
         }
+        let truth = self.typed_text().and_then(|text| text.parse().ok());
+        truth.ok_or_else(|| format!("{} is neither true nor false", self.shown()))
     }
 
     /// The items of a list. As text it is written with commas, or as TOML writes it.
     pub(super) fn items(&self) -> Result<Vec<Given>, String> {
-        match &self.value {
-            Value::List(items) => {
-                Ok(items.iter().map(|item| Given::of_file(item.value.clone())).collect())
-            }
-            Value::Text(text) if self.is_text => items_of_text(text),
-            other => Err(format!("this is {}, not a list", kind_of(other))),
+        if let Value::List(items) = &self.value {
+            return Ok(items.iter().map(|item| Given::of_file(item.value.clone())).collect());
         }
+        let text = self.typed_text();
+        text.map_or_else(|| Err(format!("this is {}, not a list", kind_of(&self.value))), items_of)
+    }
+
+    fn as_text(&self) -> Option<&str> {
+        if let Value::Text(text) = &self.value { Some(text) } else { None }
+    }
+
+    /// Text that may stand for another type.
+    fn typed_text(&self) -> Option<&str> {
+        self.as_text().filter(|_| self.is_text)
     }
 
     /// The value for a message: short, on one line.
     pub(super) fn shown(&self) -> String {
-        self.told(&self.value)
-    }
-
-    fn told(&self, value: &Value) -> String {
-        match value {
+        match &self.value {
             Value::Text(text) => quoted(text),
-            Value::Integer(number, _) => number.clone(),
-            Value::Fraction(number) => number.clone(),
+            Value::Integer(number, _) | Value::Fraction(number) => number.clone(),
             Value::Boolean(truth) => truth.to_string(),
-            other => format!("this, {},", kind_of(other)),
+            other @ (Value::Date | Value::List(_) | Value::Table(_) | Value::Unreadable) => {
+                format!("this, {},", kind_of(other))
+            }
         }
     }
 }
 
-fn items_of_text(text: &str) -> Result<Vec<Given>, String> {
+fn items_of(text: &str) -> Result<Vec<Given>, String> {
     let text = text.trim();
     if !text.starts_with('[') {
         let items = text.split(',').map(str::trim);

@@ -116,18 +116,15 @@ impl Reader {
         };
         let place = self.document.place(entry.start);
         self.places.insert(name.to_owned(), place.clone());
-        let items = match entry.value {
-            Value::List(items) if items.len() <= most => items,
-            Value::List(items) => {
-                self.problem_at(place, name, format!("{} are too many; up to {most}", items.len()));
-                return Vec::new();
-            }
-            other => {
-                let kind = kind_of(&other);
-                self.problem_at(place, name, format!("this is {kind}; write [[{name}]]"));
-                return Vec::new();
-            }
+        let kind = kind_of(&entry.value);
+        let Value::List(items) = entry.value else {
+            self.problem_at(place, name, format!("this is {kind}; write [[{name}]]"));
+            return Vec::new();
         };
+        if items.len() > most {
+            self.problem_at(place, name, format!("{} are too many; up to {most}", items.len()));
+            return Vec::new();
+        }
         let mut values = Vec::new();
         for (position, item) in items.into_iter().enumerate() {
             let path = format!("{name}[{position}]");
@@ -173,16 +170,13 @@ impl Reader {
     }
 
     fn table_of(&mut self, path: &str, entry: Entry, written: &str) -> Option<Table> {
-        let place = self.document.place(entry.start);
-        match entry.value {
-            Value::Table(table) => Some(table),
-            Value::Unreadable => None,
-            other => {
-                let kind = kind_of(&other);
-                self.problem_at(place, path, format!("this is {kind}, not a section {written}"));
-                None
-            }
+        let kind = kind_of(&entry.value);
+        if let Value::Table(table) = entry.value {
+            return Some(table);
         }
+        let place = self.document.place(entry.start);
+        self.problem_at(place, path, format!("this is {kind}, not a section {written}"));
+        None
     }
 
     fn read_table<T>(

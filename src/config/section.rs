@@ -1,7 +1,7 @@
 //! One section in reading: each method reads one key.
 
 use super::effective::Setting;
-use super::kind::{Kind, Read};
+use super::kind::{Kind, Read, Reading};
 use super::problem::Place;
 use super::raw::{Given, Table};
 use super::reader::{Known, Reader, join};
@@ -19,19 +19,20 @@ pub(super) struct Section<'r> {
 impl Section<'_> {
     /// A value that has a default, which is written as a variable would be.
     pub(super) fn value<T>(&mut self, key: &str, default: &str, kind: Kind<'_, T>) -> T {
-        let standard = (kind.read)(&Given::of_text(default));
+        let Kind { allowed, read } = kind;
+        let standard = read(&Given::of_text(default));
         let standard = standard.unwrap_or_else(|faults| panic!("default of {key}: {faults:?}"));
-        self.know(key, &kind.allowed, Some(standard.shown.clone()));
-        match self.read(key, &kind, Some(&standard.shown)) {
-            Some(read) => self.set(key, read),
-            None => self.set(key, standard),
-        }
+        self.know(key, &allowed, Some(standard.shown.clone()));
+        let allowed = format!("{allowed} (default {})", standard.shown);
+        let found = self.read(key, &allowed, read);
+        self.set(key, found.unwrap_or(standard))
     }
 
     /// A value that may be absent.
     pub(super) fn optional<T>(&mut self, key: &str, kind: Kind<'_, T>) -> Option<T> {
-        self.know(key, &kind.allowed, None);
-        self.read(key, &kind, None).map(|read| self.set(key, read))
+        let Kind { allowed, read } = kind;
+        self.know(key, &allowed, None);
+        self.read(key, &allowed, read).map(|read| self.set(key, read))
     }
 
     /// A value that must be there.
@@ -126,25 +127,21 @@ impl Section<'_> {
         Some((place, Ok(Given::of_file(entry.value))))
     }
 
-    fn read<T>(&mut self, key: &str, kind: &Kind<'_, T>, default: Option<&str>) -> Option<Read<T>> {
+    /// Reads what was given, if anything was, and notes what is wrong with it.
+    fn read<T>(&mut self, key: &str, allowed: &str, read: Reading<'_, T>) -> Option<Read<T>> {
         let (place, given) = self.given(key)?;
         let path = join(&self.path, key);
         self.reader.places.insert(path.clone(), place.clone());
-        if given.as_ref().is_ok_and(|given| !given.is_readable()) {
-            self.reader.faulty.insert(path);
-            return None;
-        }
-        let read = match given {
-            Ok(given) => (kind.read)(&given),
+        let found = match given {
+            Ok(given) if !given.is_readable() => Err(Vec::new()),
+            Ok(given) => read(&given),
             Err(message) => Err(vec![message.into()]),
         };
-        let allowed = &kind.allowed;
-        let default = default.map(|default| format!(" (default {default})")).unwrap_or_default();
-        match read {
-            Ok(read) => Some(read),
+        match found {
+            Ok(found) => Some(found),
             Err(faults) => {
                 for fault in faults {
-                    let message = format!("{}; allowed: {allowed}{default}", fault.message);
+                    let message = format!("{}; allowed: {allowed}", fault.message);
                     let path = format!("{path}{}", fault.at);
                     self.reader.problem_at(place.clone(), &path, message);
                 }
