@@ -24,7 +24,7 @@ impl Section<'_> {
         let standard = standard.unwrap_or_else(|faults| panic!("default of {key}: {faults:?}"));
         self.know(key, &allowed, Some(standard.shown.clone()));
         let allowed = format!("{allowed} (default {})", standard.shown);
-        let found = self.read(key, &allowed, read);
+        let found = self.read(key, &allowed, &read);
         self.set(key, found.unwrap_or(standard))
     }
 
@@ -32,7 +32,7 @@ impl Section<'_> {
     pub(super) fn optional<T>(&mut self, key: &str, kind: Kind<'_, T>) -> Option<T> {
         let Kind { allowed, read } = kind;
         self.know(key, &allowed, None);
-        self.read(key, &allowed, read).map(|read| self.set(key, read))
+        self.read(key, &allowed, &read).map(|read| self.set(key, read))
     }
 
     /// A value that must be there.
@@ -128,7 +128,7 @@ impl Section<'_> {
     }
 
     /// Reads what was given, if anything was, and notes what is wrong with it.
-    fn read<T>(&mut self, key: &str, allowed: &str, read: Reading<'_, T>) -> Option<Read<T>> {
+    fn read<T>(&mut self, key: &str, allowed: &str, read: &Reading<'_, T>) -> Option<Read<T>> {
         let (place, given) = self.given(key)?;
         let path = join(&self.path, key);
         self.reader.places.insert(path.clone(), place.clone());
