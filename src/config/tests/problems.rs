@@ -113,6 +113,8 @@ fn the_database_is_named_once_and_its_variable_outdoes_the_file() {
     let by_file = ("ONCED_DATABASE_URL_FILE", "database.url");
     assert_eq!(url(broken, &[by_file]).unwrap(), "postgresql://onced:hunter2@db.example/onced");
     assert_eq!(url(broken, &[by_file, FROM_ENVIRONMENT]).unwrap(), FROM_ENVIRONMENT.1);
+    let by_missing = ("ONCED_DATABASE_URL_FILE", "missing");
+    assert_eq!(url(broken, &[by_missing, FROM_ENVIRONMENT]).unwrap(), FROM_ENVIRONMENT.1);
     assert_problem(
         "database.url_file = 'database.url'",
         "database.url_file: url is there too; keep one of them",
