@@ -3,6 +3,8 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::num::NonZeroUsize;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -13,6 +15,8 @@ use super::support::{
     start, try_read_answer,
 };
 use crate::http::front::Limits;
+use crate::http::front::connection::Connection;
+use crate::http::front::places::Places;
 use crate::observe::METRICS;
 
 const SHORT: Duration = Duration::from_millis(300);
@@ -363,6 +367,28 @@ fn what_was_sent_before_the_stop_is_still_answered() {
 }
 
 #[test]
+fn what_lies_unread_when_an_idle_connection_is_told_to_close_is_still_answered() {
+    let front = start(limits());
+    let (mut client, socket) = UnixStream::pair().unwrap();
+    let places = Arc::new(Places::new("test", 1, METRICS.connections.with_label_values(&["test"])));
+    let place = places.take(socket.into()).ok().unwrap();
+    // No thread reads yet: this is the request that comes in the moment the listener stops.
+    send(&mut client, get("/slow"));
+    places.stop();
+    let service = Arc::clone(&front.service);
+    let connection = Connection::new(service, limits(), place).unwrap();
+    front.gate.as_ref().unwrap().send(()).unwrap();
+    let (deaths, _died) = crossbeam_channel::bounded(1);
+    let serving = crate::threads::spawn("serving", &deaths, move || connection.run()).unwrap();
+    let answer = read_answer(&mut client);
+    assert_eq!((answer.body.as_str(), answer.closes()), ("slow gone=false", true));
+    drop(client);
+    serving.join(Instant::now() + PATIENCE).unwrap();
+    assert_eq!(places.await_empty(Instant::now()), Vec::<String>::new());
+    front.stop();
+}
+
+#[test]
 fn open_connections_are_counted_while_they_are_open() {
     let count = METRICS.connections.with_label_values(&["counted"]);
     let front = start(Limits { name: "counted", ..limits() });
@@ -421,6 +447,25 @@ fn hello_requests_per_second() {
     }
     drop(count);
     let answers: u32 = counts.iter().sum();
+    assert_eq!(front.seen().len(), usize::try_from(answers).unwrap());
     println!("{:.0} requests/s", f64::from(answers) / began.elapsed().as_secs_f64());
+    front.stop();
+}
+
+#[test]
+#[ignore = "a measure, not a test: cargo test --release idle -- --ignored --nocapture"]
+fn memory_of_256_idle_connections() {
+    let resident = || {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        status.lines().find(|line| line.starts_with("VmRSS")).unwrap().to_owned()
+    };
+    let front = start(with_threads(256));
+    println!("before: {}", resident());
+    let mut streams: Vec<TcpStream> = (0..256).map(|_| front.connect()).collect();
+    for stream in &mut streams {
+        send(stream, post("/length", &"b".repeat(20_000)));
+        read_answer(stream);
+    }
+    println!("with 256: {}", resident());
     front.stop();
 }

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::http::front::head;
+
 use super::support::{
     get, is_at_end, limits, pause, post, read_answer, send, start, try_read_answer,
 };
@@ -425,4 +427,29 @@ fn empty_lines_before_a_request_are_skipped() {
     send(&mut stream, format!("\n{}", get("/b")));
     assert_eq!(read_answer(&mut stream).body, "GET /b -");
     front.stop();
+}
+
+proptest::proptest! {
+    #[test]
+    fn the_end_of_a_head_is_found_alike_however_it_arrives(
+        parts in proptest::collection::vec(
+            proptest::sample::select(vec!["\r\n", "\r", "\n", "\r\n\r\n", "a", "GET / HTTP/1.1", "A: b", "\0", "\u{e9}"]),
+            0..12,
+        ),
+        steps in proptest::collection::vec(1_usize..7, 0..40),
+    ) {
+        let bytes = parts.concat().into_bytes();
+        let whole = head::end(&bytes, 0);
+        let mut seen = 0;
+        for step in steps.into_iter().chain([bytes.len()]) {
+            let come = (seen + step).min(bytes.len());
+            let found = head::end(&bytes[..come], seen);
+            if found != Ok(None) {
+                proptest::prop_assert_eq!(found, whole);
+                return Ok(());
+            }
+            seen = come;
+        }
+        proptest::prop_assert_eq!(whole, Ok(None));
+    }
 }
