@@ -83,7 +83,7 @@ fn kind_of_class(class: &str) -> FaultKind {
 }
 
 fn has_io_error(error: &postgres::Error) -> bool {
-    sources(error).any(|source| source.is::<io::Error>())
+    sources(error).any(<dyn Error>::is::<io::Error>)
 }
 
 /// The causes of an error, the nearest first.

@@ -447,7 +447,7 @@ mod tests {
     fn what_is_no_single_statement_of_the_right_kind_is_refused_at_its_place() {
         let table = [
             ("SELECT 1;\nSELECT 2", Some((2, 1)), "second statement"),
-            ("SELECT 1; -- x\n/* y */ ; COMMIT", Some((2, 13)), "second statement"),
+            ("SELECT 1; -- x\n/* y */ ; COMMIT", Some((2, 11)), "second statement"),
             ("-- é\n  commit", Some((2, 3)), "begins with commit"),
             ("DO $$ begin commit; end $$", Some((1, 1)), "begins with DO"),
             ("CALL p()", Some((1, 1)), "begins with CALL"),

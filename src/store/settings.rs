@@ -138,7 +138,7 @@ fn settings(schema: &str, limits: Limits) -> Vec<(&'static str, String)> {
         // The claim of a key relies on it: under a higher level a duplicate gets an error in place of the record.
         ("default_transaction_isolation", "read committed".to_owned()),
         // How values look as text must not depend on the role: what was answered once is answered again, byte for byte.
-        ("DateStyle", "ISO".to_owned()),
+        ("DateStyle", "ISO, MDY".to_owned()),
         ("TimeZone", "UTC".to_owned()),
         ("IntervalStyle", "postgres".to_owned()),
         ("extra_float_digits", "1".to_owned()),
@@ -255,7 +255,7 @@ fn check_arrived(
     }
     let lost: Vec<_> = settings
         .iter()
-        .filter(|(name, value)| !is_same(name, value, value_of(name)))
+        .filter(|(name, value)| value != value_of(name))
         .map(|(name, value)| (*name, value.as_str(), value_of(name)))
         .collect();
     if !lost.is_empty() {
@@ -263,11 +263,6 @@ fn check_arrived(
     }
     let commit = value_of("synchronous_commit");
     Ok((!matches!(commit, "on" | "remote_apply")).then(|| commit.to_owned()))
-}
-
-/// Whether a setting arrived. The server adds the order of day and month, which is left to the role.
-fn is_same(name: &str, wanted: &str, found: &str) -> bool {
-    found == wanted || (name == "DateStyle" && found.starts_with("ISO,"))
 }
 
 fn lost_text(lost: &[(&str, &str, &str)]) -> String {
@@ -353,7 +348,7 @@ fn take_from_url(dsn: &str) -> (String, Option<String>) {
     };
     let is_mode = |pair: &&str| pair.starts_with("sslmode=");
     let pairs = || dsn[question + 1..].split('&');
-    let mode = pairs().filter(is_mode).next_back().map(|pair| pair["sslmode=".len()..].to_owned());
+    let mode = pairs().rfind(is_mode).map(|pair| pair["sslmode=".len()..].to_owned());
     let others: Vec<&str> = pairs().filter(|pair| !is_mode(pair)).collect();
     let base = &dsn[..question];
     let rest =

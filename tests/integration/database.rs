@@ -194,7 +194,7 @@ fn a_session_has_our_settings_whatever_the_role_and_the_user_say_and_reset_all_k
             ("application_name", "onced"),
             ("synchronous_commit", "on"),
             ("default_transaction_isolation", "read committed"),
-            ("DateStyle", "ISO, DMY"),
+            ("DateStyle", "ISO, MDY"),
             ("TimeZone", "UTC"),
             ("IntervalStyle", "postgres"),
             ("extra_float_digits", "1"),
@@ -551,7 +551,7 @@ fn an_operation_that_does_not_fit_is_refused_with_its_place() {
     let place = |line, column| Some(Place { line, column });
     let table = [
         ("-- é\nSELECT 1 AS status\nFROM nowhere;", place(3, 6), "nowhere"),
-        ("SELECT 1 AS status FORM x", place(1, 25), "syntax error"),
+        ("SELECT 1 AS status FORM x", place(1, 20), "syntax error"),
         ("SELECT nope($2) AS response", place(1, 8), "nope"),
         ("SELECT 1 AS status; SELECT 2", place(1, 21), "second statement"),
         ("SELECT $4 AS response", place(1, 8), "$4"),
