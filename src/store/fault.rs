@@ -50,7 +50,7 @@ pub fn classify_connect(error: &postgres::Error) -> Fault {
 
 /// The kind of an SQLSTATE. Where a code has several meanings, the server's routine (which no locale translates) or a
 /// name of ours in the message tells them apart.
-fn kind_of(sqlstate: &str, message: &str, routine: &str) -> FaultKind {
+pub(super) fn kind_of(sqlstate: &str, message: &str, routine: &str) -> FaultKind {
     match sqlstate {
         "25006" => FaultKind::ReadOnly,
         "55P03" => FaultKind::LockTimeout,

@@ -3,6 +3,7 @@
 
 pub mod fault;
 pub mod migrate;
+pub mod once;
 mod pool;
 pub mod prepare;
 pub mod records;
@@ -90,7 +91,7 @@ impl Store {
         let others = relay.connections.get() + OTHER_CONNECTIONS;
         Ok(Store {
             writers: Pool::new(for_writers, writers.threads.get(), install),
-            others: Pool::new(for_others, others, Box::new(|_| Ok(()))),
+            others: Pool::new(for_others, others, Box::new(|_| Ok(None))),
         })
     }
 

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use postgres::Statement;
 use r2d2::{HandleError, ManageConnection, PooledConnection};
 
 use super::fault;
@@ -15,8 +16,9 @@ use super::wire::Patience;
 use crate::observe;
 use crate::outcome::{Fault, FaultKind};
 
-/// What is done to a new connection before anybody gets it.
-pub type Install = Box<dyn Fn(&mut postgres::Client) -> Result<(), Fault> + Send + Sync>;
+/// What is done to a new connection before anybody gets it; what it prepares stays with the connection.
+pub type Install =
+    Box<dyn Fn(&mut postgres::Client) -> Result<Option<Statement>, Fault> + Send + Sync>;
 
 /// r2d2 doubles the pause after a failed attempt to connect up to half of its `connection_timeout`, which has no other
 /// use here: so a database that is back is found within half a second.
@@ -54,6 +56,7 @@ struct Manager {
 /// A connection in the pool.
 struct Session {
     client: postgres::Client,
+    prepared: Option<Statement>,
     patience: Patience,
     /// The value of [`Trouble::breaks`] at which it was known to work.
     sound_at: u64,
@@ -127,13 +130,13 @@ impl ManageConnection for Manager {
         let made = self
             .recipe
             .connect()
-            .and_then(|mut made| (self.install)(&mut made.client).map(|()| made));
+            .and_then(|mut made| (self.install)(&mut made.client).map(|prepared| (made, prepared)));
         self.trouble.set_last(made.as_ref().err().cloned());
-        let Made { client, patience, raised_from } = made?;
+        let (Made { client, patience, raised_from }, prepared) = made?;
         if let Some(lower) = raised_from {
             self.trouble.tell_raised_once(&lower);
         }
-        Ok(Session { client, patience, sound_at, discarded: false })
+        Ok(Session { client, prepared, patience, sound_at, discarded: false })
     }
 
     fn is_valid(&self, session: &mut Session) -> Result<(), Fault> {
@@ -155,6 +158,11 @@ impl Client {
     /// connection breaks, as one does that was cut.
     pub fn answers_within(&self, limit: Duration) {
         self.pooled.patience.set(limit);
+    }
+
+    /// What [`Install`] prepared on the connection.
+    pub(super) fn prepared(&self) -> Option<Statement> {
+        self.pooled.prepared.clone()
     }
 
     /// Throws the connection away: the next one is made anew.
