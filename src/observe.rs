@@ -244,6 +244,8 @@ pub fn recipe_unknown(request_id: &str, stored_hash: &str) {
         recipe,
         "a record was made by an unknown fingerprint recipe; a newer onced made it"
     );
+}
+
 /// A listener could not take a connection; it goes on. `times` is how often since this was said last.
 pub fn accept_failed(listener: &str, error: &std::io::Error, times: u64) {
     tracing::warn!(listener, %error, times, "a connection could not be taken; going on");
@@ -257,6 +259,8 @@ pub fn clients_turned_away(listener: &str, limit: usize, times: u64) {
 /// A request made the program panic: it was answered 500, and the daemon goes on.
 pub fn request_panicked(listener: &str, panic: &str) {
     tracing::error!(listener, panic, "a request made its thread panic; it was answered 500");
+}
+
 /// Whether a log filter means what it seems to: a level, or directives such as `info,onced::relay=debug`.
 ///
 /// # Errors
