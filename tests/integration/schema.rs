@@ -63,8 +63,9 @@ fn a_schema_that_does_not_fit_says_what_to_do() {
 
 #[test]
 fn a_role_without_rights_is_told_which() {
-    let (database, _) = TestDatabase::migrated("rights");
+    // It is dropped after the database in which it has rights.
     let role = TestRole::create("rights");
+    let (database, _) = TestDatabase::migrated("rights");
     let mut settings = database_at(&role.dsn(&database));
     let mut client = store::connect(&settings).unwrap();
     let grant = |sql: &str| database.plain().batch_execute(&format!("{sql} TO \"{}\"", role.0));
@@ -73,6 +74,9 @@ fn a_role_without_rights_is_told_which() {
     let problem = check_schema(&mut client).unwrap_err().to_string();
     assert!(problem.contains("idempotency_records, idempotency_tombstones, outbox_events"));
     grant("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public").unwrap();
+    let problem = check_schema(&mut client).unwrap_err().to_string();
+    assert!(problem.contains("lacks rights on outbox_events_id_seq:"), "{problem}");
+    grant("GRANT USAGE ON ALL SEQUENCES IN SCHEMA public").unwrap();
     assert_eq!(check_schema(&mut client), Ok(()));
     assert!(migrate(&mut client, "public", &[]).is_ok(), "nothing to create, nothing refused");
 

@@ -100,9 +100,7 @@ impl TestRole {
 
 impl Drop for TestRole {
     fn drop(&mut self) {
-        // What it owned or was granted goes with the test's database, which may go after it.
-        admin().batch_execute(&format!("ALTER ROLE \"{}\" NOLOGIN", self.0)).unwrap();
-        admin().batch_execute(&format!("DROP ROLE \"{}\"", self.0)).ok();
+        admin().batch_execute(&format!("DROP ROLE \"{}\"", self.0)).unwrap();
     }
 }
 
