@@ -2,13 +2,17 @@
 //! No other module sees a `postgres::Error`.
 
 mod dsn;
+pub mod events;
 pub mod fault;
 mod lexer;
 pub mod migrate;
 pub mod once;
+pub mod outbox;
 mod pool;
 pub mod prepare;
 pub mod records;
+pub mod retention;
+pub mod rows;
 mod settings;
 mod tls;
 mod wire;
