@@ -19,8 +19,13 @@ const MIGRATIONS: &[(&str, &str)] =
 const HISTORY: &str = "onced_migrations";
 
 /// The tables that the daemon reads and writes, and those that it only reads.
-const WRITTEN_TABLES: [&str; 3] =
-    ["idempotency_records", "outbox_events", "idempotency_tombstones"];
+const WRITTEN_TABLES: [&str; 5] = [
+    "idempotency_records",
+    "idempotency_tombstones",
+    "idempotency_audit",
+    "outbox_events",
+    "outbox_sink",
+];
 const READ_TABLES: [&str; 2] = ["onced_migrations", "onced_schema"];
 
 /// One migration at a time for a schema: held by the session, so that a crash lets go of it.
@@ -56,7 +61,8 @@ SELECT current_user::text AS role, relname::text AS relation
 FROM pg_class
 WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())
   AND NOT CASE
-      WHEN relkind = 'S' AND relname = 'outbox_events_id_seq' THEN has_sequence_privilege(oid, 'USAGE')
+      WHEN relkind = 'S' THEN regexp_replace(relname, '_id_seq$', '') <> ALL ($1)
+                               OR has_sequence_privilege(oid, 'USAGE')
       WHEN relname = ANY ($1) THEN has_table_privilege(oid, 'SELECT')
                                AND has_table_privilege(oid, 'INSERT')
                                AND has_table_privilege(oid, 'UPDATE')
