@@ -64,18 +64,22 @@ enum Command {
                             Example:\n  onced check-config --config ./onced.toml")]
     CheckConfig(check_config::Arguments),
     /// Try the promises on a running daemon that serves the example `orders`
-    #[command(after_help = "With a configuration it counts rows in the database, too. It uses new keys and \
+    #[command(
+        after_help = "With a configuration it counts rows in the database, too. It uses new keys and \
                             leaves its orders behind.\n\n\
                             Examples:\n  onced verify\n  \
-                            onced verify --url http://127.0.0.1:8080 --token-file token")]
+                            onced verify --url http://127.0.0.1:8080 --token-file token"
+    )]
     Verify(verify::Arguments),
     /// Show what the database knows of a key: its outcome, its answer, its events
     #[command(after_help = "Exits with 1 where there is no record of the key.\n\n\
                             Example:\n  onced show demo-001 --scope billing")]
     Show(show::Arguments),
     /// Run a sample consumer of events: it checks signatures and drops repeats
-    #[command(after_help = "GET / tells counts, GET /events the newest events, GET /events/ID one of them.\n\n\
-                            Example:\n  onced sink --secret-file sink.secret --state seen.jsonl")]
+    #[command(
+        after_help = "GET / tells counts, GET /events the newest events, GET /events/ID one of them.\n\n\
+                            Example:\n  onced sink --secret-file sink.secret --state seen.jsonl"
+    )]
     Sink(sink::Arguments),
     /// Make bearer tokens for principals
     #[command(after_help = "Example:\n  onced token new --name billing")]
@@ -138,12 +142,13 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
             Ok(code(check_config::run(config, &arguments), CONFIGURATION))
         }
         Command::Verify(arguments) => Ok(code(verify::run(config, &arguments)?, FAILED)),
-        Command::Show(arguments) => Ok(code(show::run(&settings::load(config)?, &arguments)?, FAILED)),
+        Command::Show(arguments) => {
+            Ok(code(show::run(&settings::load(config)?, &arguments)?, FAILED))
+        }
         Command::Sink(arguments) => done(sink::run(arguments)),
         Command::Token(arguments) => done(token::run(arguments)),
     }
 }
-
 
 fn done(result: anyhow::Result<()>) -> Result<ExitCode, Failure> {
     result.map(|()| ExitCode::SUCCESS).map_err(Failure::Failed)
