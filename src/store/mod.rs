@@ -4,6 +4,7 @@
 pub mod fault;
 pub mod once;
 mod pool;
+pub mod rows;
 mod settings;
 mod tls;
 mod wire;
