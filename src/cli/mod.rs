@@ -132,7 +132,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     }
     match command {
         Command::Serve(arguments) => serve::run(config, &arguments),
-        Command::Dev(arguments) => Ok(dev::run(arguments)?),
+        Command::Dev(arguments) => Ok(dev::run(&arguments)?),
         Command::Migrate(arguments) => done(migrate::run(&settings::load(config)?, &arguments)),
         Command::CheckConfig(arguments) => {
             Ok(code(check_config::run(config, &arguments), CONFIGURATION))

@@ -1,8 +1,6 @@
-//! The tests that need the real things: PostgreSQL, sockets, processes.
-
-mod commands; // the command line: tokens, the sink, configuration, verify
-mod database; // connections: settings, recovery, TLS, migrations
 //! The tests that need more than the library: PostgreSQL, processes, sockets.
 
 mod canonical; // what a body may be, asked of PostgreSQL
+mod commands; // the command line: tokens, the sink, configuration, verify
+mod database; // connections: settings, recovery, TLS, migrations
 mod dev; // the private cluster, and everything that `onced dev` starts
