@@ -244,6 +244,8 @@ pub fn recipe_unknown(request_id: &str, stored_hash: &str) {
         recipe,
         "a record was made by an unknown fingerprint recipe; a newer onced made it"
     );
+}
+
 /// A listener could not take a connection; it goes on. `times` is how often since this was said last.
 pub fn accept_failed(listener: &str, error: &std::io::Error, times: u64) {
     tracing::warn!(listener, %error, times, "a connection could not be taken; going on");
@@ -257,6 +259,8 @@ pub fn clients_turned_away(listener: &str, limit: usize, times: u64) {
 /// A request made the program panic: it was answered 500, and the daemon goes on.
 pub fn request_panicked(listener: &str, panic: &str) {
     tracing::error!(listener, panic, "a request made its thread panic; it was answered 500");
+}
+
 /// Whether a log filter means what it seems to: a level, or directives such as `info,onced::relay=debug`.
 ///
 /// # Errors
@@ -271,6 +275,30 @@ pub fn check_filter(filter: &str) -> Result<(), String> {
     }
     let parsed = tracing_subscriber::EnvFilter::builder().parse(filter);
     parsed.map(|_| ()).map_err(|error| error.to_string())
+}
+
+/// A request was answered with the outcome of a call.
+pub fn answered(
+    operation: &str,
+    request_id: &str,
+    outcome: &str,
+    status: u16,
+    elapsed: std::time::Duration,
+) {
+    METRICS.requests.with_label_values(&[operation, outcome]).inc();
+    let elapsed_ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
+    tracing::debug!(request_id, operation, outcome, status, elapsed_ms, "answered");
+}
+
+/// A request to an operation was refused for its form: nothing was looked up.
+pub fn request_invalid(operation: &str, request_id: &str, detail: &str) {
+    METRICS.requests.with_label_values(&[operation, "invalid"]).inc();
+    tracing::debug!(request_id, operation, detail, "a request was not valid");
+}
+
+/// A look-up of a stored outcome failed.
+pub fn look_up_failed(request_id: &str, fault: &crate::outcome::Fault) {
+    tracing::warn!(request_id, %fault, "a look-up failed");
 }
 
 #[cfg(test)]

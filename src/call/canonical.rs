@@ -17,13 +17,14 @@ mod bad_body;
 mod number;
 #[cfg(test)]
 mod tests;
+mod text;
 
 use std::cmp::Ordering;
 use std::fmt;
 use std::ops::Range;
 
-pub use bad_body::{BadBody, Flaw};
-use bad_body::{Expected, Wrong};
+use bad_body::Wrong;
+pub use bad_body::{BadBody, Expected, Flaw};
 
 /// How deep arrays and objects may be nested: `[[]]` is 2 deep, a scalar 0.
 pub const DEPTH_MAX: usize = 64;
@@ -41,7 +42,8 @@ pub struct Canonical {
     packed: Vec<u8>,
 }
 
-/// Reads a body.
+/// Reads a body. PostgreSQL takes as `jsonb` whatever is read here, if it has at most 32 MiB: a longer array of small
+/// numbers can grow past what one `jsonb` may hold.
 ///
 /// # Errors
 /// [`BadBody`] says what is wrong with it, and where.
@@ -302,7 +304,7 @@ impl<'a> Reader<'a> {
         let mut copied = self.at;
         let mut at = self.at + 1;
         loop {
-            at = end_of_plain(self.text, at);
+            at = text::end_of_plain(self.text, at);
             match self.text.get(at) {
                 Some(b'"') => {
                     self.at = at + 1;
@@ -338,7 +340,7 @@ impl<'a> Reader<'a> {
             None => return Err(Wrong { at: self.text.len(), flaw: Flaw::UnclosedString }),
         };
         self.at += length;
-        Ok(push_character(&mut self.packed, character))
+        Ok(text::push_character(&mut self.packed, character))
     }
 
     /// The character that `\uXXXX`, or two of them, at `at` stand for, and their length.
@@ -399,80 +401,12 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Where the bytes from `from` on stop being those of a string that are copied as they stand: at a quote, a backslash,
-/// a control character, or the end. Eight bytes at a time, by the usual arithmetic on a word.
-fn end_of_plain(text: &[u8], from: usize) -> usize {
-    const ONES: u64 = u64::MAX / 255;
-    const HIGHS: u64 = ONES * 0x80;
-    let below = |word: u64, limit: u64| word.wrapping_sub(ONES * limit) & !word & HIGHS;
-    let mut at = from;
-    while let Some(chunk) = text.get(at..).and_then(<[u8]>::first_chunk::<8>) {
-        let word = u64::from_le_bytes(*chunk);
-        let quotes = below(word ^ (ONES * u64::from(b'"')), 1);
-        let backslashes = below(word ^ (ONES * u64::from(b'\\')), 1);
-        // A borrow can mark a byte wrongly only above one that is rightly marked, so the lowest mark is right.
-        let special = below(word, 0x20) | quotes | backslashes;
-        if special != 0 {
-            return at + (special.trailing_zeros() / 8) as usize;
-        }
-        at += 8;
-    }
-    let rest = text.get(at..).unwrap_or_default();
-    at + rest.iter().position(|byte| matches!(byte, 0..0x20 | b'"' | b'\\')).unwrap_or(rest.len())
-}
-
-/// Writes a character of a string in canonical form, and says whether that is an escape.
-fn push_character(packed: &mut Vec<u8>, character: char) -> bool {
-    let short = match character {
-        '"' | '\\' => character,
-        '\u{8}' => 'b',
-        '\u{c}' => 'f',
-        '\n' => 'n',
-        '\r' => 'r',
-        '\t' => 't',
-        '\0'..' ' => {
-            packed.extend_from_slice(format!("\\u{:04x}", u32::from(character)).as_bytes());
-            return true;
-        }
-        _ => {
-            packed.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
-            return false;
-        }
-    };
-    packed.push(b'\\');
-    packed.extend(short.encode_utf8(&mut [0; 4]).bytes());
-    true
-}
-
 /// Compares by the UTF-8 bytes of the names themselves, not of their canonical spelling.
 fn compare_names(packed: &[u8], a: &Member, b: &Member) -> Ordering {
     let (a_name, b_name) = (&packed[a.name.clone()], &packed[b.name.clone()]);
     if a.escaped || b.escaped {
-        unescaped(a_name).cmp(unescaped(b_name))
+        text::unescaped(a_name).cmp(text::unescaped(b_name))
     } else {
         a_name.cmp(b_name)
     }
-}
-
-/// The bytes that a canonical spelling stands for.
-fn unescaped(spelling: &[u8]) -> impl Iterator<Item = u8> {
-    let mut rest = spelling;
-    std::iter::from_fn(move || {
-        let (byte, after) = match rest {
-            [b'\\', b'u', _, _, high, low, after @ ..] => {
-                let value = |digit: u8| char::from(digit).to_digit(16).unwrap_or_default();
-                (u8::try_from(value(*high) * 16 + value(*low)).unwrap_or_default(), after)
-            }
-            [b'\\', b'b', after @ ..] => (8, after),
-            [b'\\', b'f', after @ ..] => (0xc, after),
-            [b'\\', b'n', after @ ..] => (b'\n', after),
-            [b'\\', b'r', after @ ..] => (b'\r', after),
-            [b'\\', b't', after @ ..] => (b'\t', after),
-            [b'\\', same, after @ ..] => (*same, after),
-            [same, after @ ..] => (*same, after),
-            [] => return None,
-        };
-        rest = after;
-        Some(byte)
-    })
 }

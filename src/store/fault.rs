@@ -50,7 +50,7 @@ pub fn classify_connect(error: &postgres::Error) -> Fault {
 
 /// The kind of an SQLSTATE. Where a code has several meanings, the server's routine (which no locale translates) or a
 /// name of ours in the message tells them apart.
-fn kind_of(sqlstate: &str, message: &str, routine: &str) -> FaultKind {
+pub(super) fn kind_of(sqlstate: &str, message: &str, routine: &str) -> FaultKind {
     match sqlstate {
         "25006" => FaultKind::ReadOnly,
         "55P03" => FaultKind::LockTimeout,
@@ -86,14 +86,15 @@ fn has_io_error(error: &postgres::Error) -> bool {
     sources(error).any(|source| source.is::<io::Error>())
 }
 
-fn sources<'a>(
+/// The causes of an error, the nearest first.
+pub(super) fn sources<'a>(
     error: &'a (dyn Error + 'static),
 ) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(error.source(), |source| (*source).source())
 }
 
 /// An error and its causes, in one line.
-pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
+pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
     sources(error).fold(error.to_string(), |text, source| format!("{text}: {source}"))
 }
 

@@ -2,8 +2,11 @@
 //! No other module sees a `postgres::Error`.
 
 pub mod fault;
+pub mod migrate;
 pub mod once;
 mod pool;
+pub mod prepare;
+pub mod records;
 pub mod rows;
 mod settings;
 mod tls;
@@ -18,6 +21,21 @@ pub use settings::check_dsn;
 
 use pool::Pool;
 use settings::{Limits, Recipe};
+
+/// Every statement of ours that stands alone, with its name: a test prepares each on a migrated database.
+pub const STATEMENTS: &[(&str, &str)] = &[
+    ("settings::SESSION_SETTINGS", settings::SESSION_SETTINGS),
+    ("migrate::LOCK_MIGRATION", migrate::LOCK_MIGRATION),
+    ("migrate::UNLOCK_MIGRATION", migrate::UNLOCK_MIGRATION),
+    ("migrate::SCHEMA_RIGHTS", migrate::SCHEMA_RIGHTS),
+    ("migrate::LOCATE_HISTORY", migrate::LOCATE_HISTORY),
+    ("migrate::APPLIED_VERSIONS", migrate::APPLIED_VERSIONS),
+    ("migrate::MINIMUM_VERSION", migrate::MINIMUM_VERSION),
+    ("migrate::MISSING_RIGHTS", migrate::MISSING_RIGHTS),
+    ("migrate::SETUP_MARK", migrate::SETUP_MARK),
+    ("records::FIND_RECORD", records::FIND_RECORD),
+    ("records::PROBE", records::PROBE),
+];
 
 /// Connections that are neither a writer's nor a relay's: the pruner's, the prober's and the reader's.
 const OTHER_CONNECTIONS: usize = 3;

@@ -14,7 +14,7 @@ use postgres::{Row, Statement};
 use uuid::Uuid;
 
 use super::{Client, fault};
-use super::prepare::{self, Columns};
+use super::prepare::{self, Column, ColumnName, Columns, DescribeError};
 use crate::call::Call;
 use crate::observe;
 use crate::operations::Operation;
@@ -119,9 +119,14 @@ pub fn install(
     let mut functions = String::new();
     let mut branches = String::new();
     for (number, operation) in operations.iter().enumerate() {
-        let columns = prepare::describe(client, operation)
-            .inspect_err(|problem| observe::operation_does_not_fit(&operation.name, problem))
-            .ok();
+        let columns = match prepare::describe(client, operation) {
+            Ok(columns) => Some(columns),
+            Err(DescribeError::Fault(fault)) => return Err(fault),
+            Err(DescribeError::Problem(problem)) => {
+                observe::operation_does_not_fit(&operation.name, &problem);
+                None
+            }
+        };
         functions.push_str(&columns.as_ref().map_or_else(String::new, |columns| {
             operation_function(number, operation, columns)
         }));
@@ -135,11 +140,11 @@ pub fn install(
 /// The function of one operation: its statement as it stands, `$1` to `$3` being the function's own parameters.
 fn operation_function(number: usize, operation: &Operation, columns: &Columns) -> String {
     let body = prepare::statement_body(&operation.statement.sql);
-    let quote = delimiter_not_in(&body);
+    let quote = delimiter_not_in(body);
     format!(
         "CREATE FUNCTION pg_temp.onced_operation_{number}(jsonb, text, text) RETURNS TABLE ({}) LANGUAGE plpgsql AS \
          {quote}\n#variable_conflict use_column\nBEGIN\nRETURN QUERY\n{body}\n;\nEND\n{quote};\n",
-        columns.declaration(),
+        declaration(columns),
     )
 }
 
@@ -151,13 +156,33 @@ fn branch(number: usize, operation: &Operation, columns: Option<&Columns>) -> St
         Some(columns) => format!(
             "                WHEN '{name}' THEN\n                    SELECT {} INTO STRICT o_status, o_response, o_events\n                    \
              FROM pg_temp.onced_operation_{number}(bodies[call], keys[call], scopes[call]) AS o;\n",
-            columns.selection("o"),
+            selection(columns),
         ),
         None => format!(
             "                WHEN '{name}' THEN\n                    RAISE SQLSTATE '{UNPREPARED}' USING MESSAGE = 'the \
              operation could not be prepared';\n",
         ),
     }
+}
+
+/// The columns of an operation's function.
+fn declaration(columns: &Columns) -> String {
+    let column = |column: Column| format!("{} {}", column.name.as_str(), column.sql_type);
+    columns.iter().map(column).collect::<Vec<_>>().join(", ")
+}
+
+/// The three values that the write takes from an operation's row `o`.
+fn selection(columns: &Columns) -> String {
+    let value = |name: ColumnName, sql_type: &str| match columns.has(name) {
+        true => format!("o.{}::{sql_type}", name.as_str()),
+        false => format!("NULL::{sql_type}"),
+    };
+    [
+        value(ColumnName::Status, "numeric"),
+        value(ColumnName::Response, "jsonb"),
+        value(ColumnName::Events, "jsonb"),
+    ]
+    .join(", ")
 }
 
 /// A dollar quote that the text does not hold.

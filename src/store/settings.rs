@@ -432,7 +432,7 @@ mod tests {
     #[test]
     fn a_wrong_string_is_refused_without_quoting_it() {
         let table = [
-            ("postgresql://u:hunter2@h:port/d", "neither"),
+            ("postgresql://u:hunter2@h:port/d", "value of port"),
             ("host=h password=hun ter2 hunter2=1", "neither"),
             ("host=h hunter2=1", "neither"),
             ("postgresql://u:hunter2@h/d?sslrootcert=/x", "database.ca_file"),

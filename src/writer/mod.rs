@@ -288,7 +288,7 @@ impl Writer {
         if written.as_ref().is_ok_and(|replies| replies.iter().any(is_new)) {
             fail_point!("writer::after_write");
             // Already rung is as good as rung.
-            drop(self.bell.try_send(()));
+            let _: Result<(), _> = self.bell.try_send(());
         }
         written.map_err(Attempt::Whole)
     }

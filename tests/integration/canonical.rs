@@ -6,10 +6,11 @@ use onced::call::canonical::read;
 use postgres::{Client, NoTls};
 use proptest::prelude::*;
 
-/// Where the PostgreSQL for tests is; without it these tests have nothing to ask and pass.
-fn client() -> Option<Client> {
-    let dsn = std::env::var("ONCED_TEST_POSTGRES").ok()?;
-    Some(Client::connect(&dsn, NoTls).unwrap())
+/// A session of the PostgreSQL for tests, where these tests ask and write nothing.
+fn client() -> Client {
+    let dsn = std::env::var("ONCED_TEST_POSTGRES")
+        .expect("ONCED_TEST_POSTGRES names a PostgreSQL; scripts/test starts one and sets it");
+    Client::connect(&dsn, NoTls).expect("the PostgreSQL of ONCED_TEST_POSTGRES answers")
 }
 
 fn canonical(body: &str) -> Option<String> {
@@ -20,12 +21,15 @@ fn canonical(body: &str) -> Option<String> {
 fn cast(client: &mut Client, body: &str) -> Result<String, String> {
     match client.query_one("SELECT $1::text::jsonb::text", &[&body]) {
         Ok(row) => Ok(row.get(0)),
-        Err(error) => Err(error.code().map(|state| state.code().to_owned()).unwrap()),
+        Err(error) => Err(error.code().expect("the server refuses").code().to_owned()),
     }
 }
 
 fn are_equal(client: &mut Client, one: &str, other: &str) -> bool {
-    client.query_one("SELECT $1::text::jsonb = $2::text::jsonb", &[&one, &other]).unwrap().get(0)
+    client
+        .query_one("SELECT $1::text::jsonb = $2::text::jsonb", &[&one, &other])
+        .expect("both are jsonb")
+        .get(0)
 }
 
 /// Numbers of all spellings, many of them equal, many at the limits.
@@ -64,8 +68,7 @@ fn config() -> ProptestConfig {
 
 #[test]
 fn every_body_that_is_taken_is_jsonb_to_postgresql() {
-    let Some(client) = client() else { return };
-    let client = RefCell::new(client);
+    let client = RefCell::new(client());
     proptest!(config(), |(body in bodies())| {
         if let Some(form) = canonical(&body) {
             let mut client = client.borrow_mut();
@@ -77,8 +80,7 @@ fn every_body_that_is_taken_is_jsonb_to_postgresql() {
 
 #[test]
 fn bodies_are_equal_here_exactly_if_they_are_equal_to_postgresql() {
-    let Some(client) = client() else { return };
-    let client = RefCell::new(client);
+    let client = RefCell::new(client());
     let alike = prop_oneof![
         (numbers(), numbers()),
         (texts(), texts()),
@@ -96,8 +98,7 @@ fn bodies_are_equal_here_exactly_if_they_are_equal_to_postgresql() {
 
 #[test]
 fn a_number_is_as_long_as_postgresql_shows_it() {
-    let Some(client) = client() else { return };
-    let client = RefCell::new(client);
+    let client = RefCell::new(client());
     // Up to some thousand digits PostgreSQL takes what is refused here, so that it can be asked for their number.
     let number = "-?(0|[1-9][0-9]{0,2})(\\.[0-9]{1,3})?[eE][-+]?(39[0-9]|40[0-9]|[0-9]{1,4})";
     proptest!(config(), |(body in number)| {
@@ -110,7 +111,7 @@ fn a_number_is_as_long_as_postgresql_shows_it() {
 
 #[test]
 fn what_postgresql_refuses_is_refused_before_it() {
-    let Some(mut client) = client() else { return };
+    let mut client = client();
     for (body, state) in [
         ("\"\\u0000\"", "22P05"),
         ("{\"\\u0000\":1}", "22P05"),

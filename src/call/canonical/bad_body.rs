@@ -81,7 +81,7 @@ pub enum Flaw {
     /// An `e` alone.
     #[error("a digit is expected in the exponent")]
     NoExponent,
-    /// More than [`DIGITS_MAX`] digits.
+    /// More than 400 digits, written out.
     #[error("a number written out as a plain decimal has more than {DIGITS_MAX} digits")]
     NumberTooLong,
 }
