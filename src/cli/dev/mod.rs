@@ -13,9 +13,8 @@ mod state;
 
 use std::ffi::OsStr;
 use std::net::{SocketAddr, TcpListener};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -99,9 +98,8 @@ fn run_in(state: &State, addresses: Addresses, stop: &AtomicBool) -> anyhow::Res
     let config = Config::load(&file, &Environment::default())?;
     progress("Schema", "migrations, and the table of the example");
     migrate::migrate(&config)?;
-    progress("Sink", &format!("on http://{}", addresses.sink));
+    progress("Sink", "and daemon");
     let sink = start_sink(state, addresses)?;
-    progress("Daemon", &format!("on http://{}", addresses.http));
     let daemon = start_daemon(&config)?;
     let mut running = Running { daemon, sink, cluster };
     let mut end = running.wait_until_ready(addresses, stop)?;
@@ -138,9 +136,8 @@ fn check_ports(state: &State, addresses: Addresses) -> anyhow::Result<()> {
 fn start_sink(state: &State, addresses: Addresses) -> anyhow::Result<Part> {
     let (listen, secret) = (addresses.sink.to_string(), state.path("sink.secret"));
     let seen = state.path("seen.jsonl");
-    let arguments: [&OsStr; 8] = [
+    let arguments: [&OsStr; 7] = [
         "sink".as_ref(),
-        "--quiet-start".as_ref(),
         "--listen".as_ref(),
         listen.as_ref(),
         "--secret-file".as_ref(),
