@@ -102,14 +102,18 @@ fn run_in(state: &State, addresses: Addresses, stop: &AtomicBool) -> anyhow::Res
     let sink = start_sink(state, addresses)?;
     let daemon = start_daemon(&config)?;
     let mut running = Running { daemon, sink, cluster };
-    let mut end = running.wait_until_ready(addresses, stop)?;
-    if end.is_none() {
-        guide::tell(addresses, &config, &running.cluster.dsn())?;
-        end = Some(running.wait_until_over(stop)?);
-    }
-    say("\nStopping: the daemon answers what it has accepted, then the sink and PostgreSQL go.");
+    let end = match running.wait_until_ready(addresses, stop)? {
+        Some(end) => end,
+        None => {
+            guide::tell(addresses, &config, &running.cluster.dsn())?;
+            running.wait_until_over(stop)?
+        }
+    };
+    say(
+        "\nStopping: first the daemon, which answers what it has accepted; then the sink; then PostgreSQL.",
+    );
     drop(running);
-    end.context("nothing ended it")
+    Ok(end)
 }
 
 fn progress(what: &str, detail: &str) {
@@ -170,7 +174,9 @@ impl Running {
                 }
                 if Instant::now() >= deadline {
                     let limit = READY_LIMIT.as_secs();
-                    return Ok(Some(End::Part(format!("the {name} was not ready within {limit} s"))));
+                    return Ok(Some(End::Part(format!(
+                        "the {name} was not ready within {limit} s"
+                    ))));
                 }
                 pause();
             }

@@ -90,10 +90,11 @@ impl State {
         write_if_missing(&self.path("sink.secret"), &new_secret()?)?;
         let file = self.path("onced.toml");
         let new = self.path("onced.toml.new");
-        fs::remove_file(&new).or_else(|error| match error.kind() {
-            ErrorKind::NotFound => Ok(()),
-            _ => Err(error).with_context(|| format!("cannot remove {}", new.display())),
-        })?;
+        if let Err(error) = fs::remove_file(&new)
+            && error.kind() != ErrorKind::NotFound
+        {
+            return Err(error).with_context(|| format!("cannot remove {}", new.display()));
+        }
         write_if_missing(&new, &configuration(addresses, dsn))?;
         fs::rename(&new, &file).with_context(|| format!("cannot write {}", file.display()))?;
         Ok(file)
@@ -101,18 +102,20 @@ impl State {
 
     /// Says that all was stopped in order.
     pub(super) fn stopped(&self) -> anyhow::Result<()> {
-        self.lock.set_len(0).with_context(|| format!("cannot clear {}/lock", self.directory.display()))
+        self.lock
+            .set_len(0)
+            .with_context(|| format!("cannot clear {}/lock", self.directory.display()))
     }
 }
 
 /// `$XDG_STATE_HOME/onced/dev`, by default in `~/.local/state`; for root, where PostgreSQL's user cannot get there,
 /// a directory of the system.
 pub(super) fn default_directory() -> anyhow::Result<PathBuf> {
-    let absolute = |name: &str| {
-        std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute())
-    };
+    let absolute =
+        |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
-    let state = state.context("neither XDG_STATE_HOME nor HOME is set: say with --state where to keep data")?;
+    let state = state
+        .context("neither XDG_STATE_HOME nor HOME is set: say with --state where to keep data")?;
     let directory = state.join("onced/dev");
     if place::is_within_reach(&directory)? { Ok(directory) } else { Ok(PathBuf::from(FOR_ROOT)) }
 }

@@ -106,7 +106,8 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
                 broke.try_send(error).ok();
             }
         };
-        threads::spawn(format!("sink-{number}"), &deaths, worker).context("cannot start a thread")?;
+        threads::spawn(format!("sink-{number}"), &deaths, worker)
+            .context("cannot start a thread")?;
     }
     // It runs until a signal ends it: nothing is promised that is not on disk.
     crossbeam_channel::select! {
