@@ -35,12 +35,17 @@ pub(super) fn tell(addresses: Addresses, config: &Config, dsn: &str) -> anyhow::
         ("The same key for something else: refused, and nothing is written:", order(3)),
         ("What became of the key?", format!("curl -s http://{http}/v1/requests/{key}")),
         ("The events, as the consumer got them:", format!("curl -s http://{sink}/events")),
-        ("All promises, one by one:", format!("onced verify --config {file}")),
+        ("All promises, one by one:", format!("{} verify --config {file}", program())),
     ] {
         say(format_args!("  {}", styled(Style::Dim, format_args!("# {words}"))));
         say(format_args!("  {command}\n"));
     }
     Ok(())
+}
+
+/// How this program was called, so that what is shown can be typed.
+fn program() -> String {
+    std::env::args().next().unwrap_or_else(|| "onced".to_owned())
 }
 
 /// A key that was not used yet, so that the first call is one.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use anyhow::Context;
@@ -68,7 +69,7 @@ impl Seen {
     /// Reads what the file remembers; makes the file where there is none. A last line that was cut short by a crash
     /// was never answered for, and is taken away.
     pub(super) fn open(path: &Path) -> anyhow::Result<Seen> {
-        let file = OpenOptions::new().read(true).append(true).create(true).open(path);
+        let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path);
         let file = file.with_context(|| format!("cannot open {}", path.display()))?;
         let lock = file.try_lock();
         lock.with_context(|| format!("{} is in use by another onced sink", path.display()))?;
