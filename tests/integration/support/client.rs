@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::daemon::ORDER;
 use super::wait::LIMIT;
 
 /// An answer, whole.
@@ -155,6 +156,11 @@ impl Connection {
         }
     }
 
+    /// Takes some bytes of an answer.
+    pub fn read_some(&mut self) {
+        assert_ne!(self.fill().expect("bytes of an answer"), 0, "{}", self.cut());
+    }
+
     /// How long a read may take from now on.
     pub fn read_within(&self, limit: Duration) {
         self.stream.set_read_timeout(Some(limit)).expect("a limit above zero");
@@ -218,6 +224,11 @@ impl Client {
         connection.send_what_goes(self.request(operation, key, body))?;
         let ended = || io::Error::new(ErrorKind::UnexpectedEof, "closed without an answer");
         connection.try_answer()?.ok_or_else(ended)
+    }
+
+    /// The status of a new order; 0 where nobody answers.
+    pub fn order_status(&self) -> u16 {
+        self.try_post("orders", &fresh_key(), ORDER).map_or(0, |answer| answer.status)
     }
 
     /// Sends a call and leaves its answer to be read.

@@ -314,6 +314,13 @@ impl Daemon {
     pub fn restart(&mut self, change: impl FnOnce(Setup) -> Setup) {
         let ended = self.child.try_wait().unwrap();
         assert!(ended.is_some(), "the daemon still runs");
+        self.change(change);
+        self.child = self.setup.spawn();
+        self.wait_until_ready();
+    }
+
+    /// Changes the configuration file; the daemon does not know of it yet.
+    pub fn change(&mut self, change: impl FnOnce(Setup) -> Setup) {
         let spare = Setup {
             folder: tempfile::tempdir().unwrap(),
             config: Table::new(),
@@ -322,8 +329,7 @@ impl Daemon {
             admin: self.setup.admin,
         };
         self.setup = change(std::mem::replace(&mut self.setup, spare));
-        self.child = self.setup.spawn();
-        self.wait_until_ready();
+        self.setup.config_file();
     }
 
     /// Waits until `/readyz` says so.
