@@ -83,7 +83,8 @@ fn a4_one_request_writes_two_events_and_a_replay_leaves_two() {
         database.value("SELECT count(*) FROM outbox_events WHERE sent_at IS NOT NULL", &[])
     });
     let deliveries = sink.deliveries();
-    let mut types: Vec<String> = deliveries.iter().map(|d| event(&d.body)["type"].to_string()).collect();
+    let mut types: Vec<String> =
+        deliveries.iter().map(|d| event(&d.body)["type"].to_string()).collect();
     types.sort();
     assert_eq!(types, [r#""audit.order_created""#, r#""order.created""#]);
     for delivery in &deliveries {

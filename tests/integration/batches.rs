@@ -74,7 +74,9 @@ fn two_slow_ones_in_one_batch_are_cut_each_after_its_own_timeout() {
     let keys: Vec<_> = (0..12).map(|_| fresh_key()).collect();
     let mut batch: Vec<_> =
         keys[..2].iter().map(|key| ("napping", key.as_str(), r#"{"s": 30}"#)).collect();
-    batch.extend(keys[2..].iter().map(|key| ("orders", key.as_str(), crate::support::daemon::ORDER)));
+    batch.extend(
+        keys[2..].iter().map(|key| ("orders", key.as_str(), crate::support::daemon::ORDER)),
+    );
 
     let mut calls = behind_a_held_writer(&database, &daemon, &batch);
 
@@ -169,8 +171,11 @@ fn session_changes_do_not_reach_the_next_call_of_the_same_batch() {
         run("SELECT pg_advisory_lock(7, 7)"),
         run("SELECT 3"),
     ];
-    let batch: Vec<_> =
-        keys.iter().zip(&bodies).map(|(key, body)| ("setter", key.as_str(), body.as_str())).collect();
+    let batch: Vec<_> = keys
+        .iter()
+        .zip(&bodies)
+        .map(|(key, body)| ("setter", key.as_str(), body.as_str()))
+        .collect();
 
     let mut calls = behind_a_held_writer(&database, &daemon, &batch);
 

@@ -13,15 +13,13 @@ const ONE_ORDER: Counts = Counts { records: 1, events: 2, business: 1 };
 
 /// Calls again until the answer is neither "come again" nor a broken connection, as a client does.
 fn persist(daemon: &Daemon, operation: &str, key: &str, body: &str) -> Answer {
-    until("a retry is answered for good", || {
-        match daemon.client().try_post(operation, key, body) {
-            Ok(answer) if ![503, 409].contains(&answer.status) => Ok(answer),
-            Ok(answer) => {
-                assert_eq!(answer.retry_after(), Some(1), "{answer:?}");
-                Err(answer.text().to_owned())
-            }
-            Err(error) => Err(error.to_string()),
+    until("a retry is answered for good", || match daemon.client().try_post(operation, key, body) {
+        Ok(answer) if ![503, 409].contains(&answer.status) => Ok(answer),
+        Ok(answer) => {
+            assert_eq!(answer.retry_after(), Some(1), "{answer:?}");
+            Err(answer.text().to_owned())
         }
+        Err(error) => Err(error.to_string()),
     })
 }
 
@@ -51,7 +49,8 @@ fn a7_killed_in_the_middle_of_a_write_that_hangs_the_retry_is_answered_within_se
     let (key, body) = (fresh_key(), r#"{"hang": 1}"#);
     let _call = daemon.client().begin("sleepy", &key, body);
     until_eq("the write hangs", &1, || {
-        database.value::<i64>("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'", &[])
+        database
+            .value::<i64>("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'", &[])
     });
     daemon.kill();
     daemon.restart(|setup| setup);
@@ -66,8 +65,7 @@ fn a7_killed_in_the_middle_of_a_write_that_hangs_the_retry_is_answered_within_se
 fn a7_killed_under_load_every_key_has_one_effect() {
     let database = Database::new();
     let mut daemon = Daemon::start(&database);
-    let keys: Vec<Vec<String>> =
-        (0..8).map(|_| (0..1000).map(|_| fresh_key()).collect()).collect();
+    let keys: Vec<Vec<String>> = (0..8).map(|_| (0..1000).map(|_| fresh_key()).collect()).collect();
     let client = daemon.client();
     let answered: Vec<BTreeMap<String, Vec<u8>>> = thread::scope(|scope| {
         let callers: Vec<_> = keys
@@ -215,7 +213,10 @@ fn a_server_without_room_for_connections_is_waited_for() {
         database.execute(&format!("ALTER DATABASE {} CONNECTION LIMIT {limit}", database.name()));
     };
     limit(0);
-    let mut daemon = Setup::on(&database).set("http.wait", "3s").set("writers.statement_timeout", "2s").start_without_database();
+    let mut daemon = Setup::on(&database)
+        .set("http.wait", "3s")
+        .set("writers.statement_timeout", "2s")
+        .start_without_database();
     let key = fresh_key();
 
     let refused = daemon.order(&key);
@@ -231,7 +232,8 @@ fn a_server_without_room_for_connections_is_waited_for() {
 #[test]
 fn a_database_that_became_read_only_stores_nothing_and_replays_when_it_takes_writes_again() {
     let database = Database::new();
-    let mut daemon = Setup::on(&database).set("http.wait", "3s").set("writers.statement_timeout", "2s").start();
+    let mut daemon =
+        Setup::on(&database).set("http.wait", "3s").set("writers.statement_timeout", "2s").start();
     let (stored, key) = (fresh_key(), fresh_key());
     let first = daemon.order(&stored);
     let read_only = |value: &str| {

@@ -25,7 +25,11 @@ fn assert_differ(daemon: &Daemon, one: &str, other: &str) {
         let answer = daemon.post("echo", &key, first);
         assert_eq!(answer.status, 200, "{first}: {}", answer.text());
         let refused = daemon.post("echo", &key, second);
-        assert_eq!(refused.refusal(), (409, "idempotency-key-reused".to_owned()), "{first}, {second}");
+        assert_eq!(
+            refused.refusal(),
+            (409, "idempotency-key-reused".to_owned()),
+            "{first}, {second}"
+        );
     }
 }
 
@@ -97,8 +101,30 @@ fn what_is_almost_json_is_refused_and_leaves_the_key_unused() {
     let database = Database::new();
     let daemon = with_echo(&database);
     let bodies = [
-        "", " ", "NaN", "Infinity", r#"{"a":1,}"#, "{'a':1}", "// c\n{}", "01", "+1", ".5", "1.", "1e", "{}{}", "{} x",
-        "\"a\nb\"", "tru", "[1,]", "{\"a\"}", "\"\\x\"", "-", "nul", "\"", "[", "\t",
+        "",
+        " ",
+        "NaN",
+        "Infinity",
+        r#"{"a":1,}"#,
+        "{'a':1}",
+        "// c\n{}",
+        "01",
+        "+1",
+        ".5",
+        "1.",
+        "1e",
+        "{}{}",
+        "{} x",
+        "\"a\nb\"",
+        "tru",
+        "[1,]",
+        "{\"a\"}",
+        "\"\\x\"",
+        "-",
+        "nul",
+        "\"",
+        "[",
+        "\t",
     ];
     assert_refused(&daemon, &bodies.map(str::as_bytes));
 }
@@ -122,15 +148,27 @@ fn text_that_the_database_cannot_hold_is_refused_before_it_gets_there() {
     let database = Database::new();
     let daemon = with_echo(&database);
     let strings = [
-        r#"{"a":"x\u0000y"}"#, r#"{"x\u0000":1}"#, r#"[[{"a":["\u0000"]}]]"#, r#""\ud800""#, r#""\udc00""#,
-        r#""\ud800x""#, r#""\ud83c\ud83c""#, r#""\ude00\ud83d""#, r#""\uD800\u0041""#,
+        r#"{"a":"x\u0000y"}"#,
+        r#"{"x\u0000":1}"#,
+        r#"[[{"a":["\u0000"]}]]"#,
+        r#""\ud800""#,
+        r#""\udc00""#,
+        r#""\ud800x""#,
+        r#""\ud83c\ud83c""#,
+        r#""\ude00\ud83d""#,
+        r#""\uD800\u0041""#,
     ];
     assert_refused(&daemon, &strings.map(str::as_bytes));
     assert_refused(
         &daemon,
         &[
-            b"\"\xc3\x28\"", b"\"\xc0\x80\"", b"\"\xed\xa0\x80\"", b"\"\xf5\x80\x80\x80\"", b"\xef\xbb\xbf{}",
-            b"\xff\xfe{\0}\0", b"\"\x00\"",
+            b"\"\xc3\x28\"",
+            b"\"\xc0\x80\"",
+            b"\"\xed\xa0\x80\"",
+            b"\"\xf5\x80\x80\x80\"",
+            b"\xef\xbb\xbf{}",
+            b"\xff\xfe{\0}\0",
+            b"\"\x00\"",
         ],
     );
 }
@@ -139,7 +177,14 @@ fn text_that_the_database_cannot_hold_is_refused_before_it_gets_there() {
 fn numbers_that_would_be_written_out_for_ever_are_refused() {
     let database = Database::new();
     let daemon = with_echo(&database);
-    let bodies = ["1e131071", "1e400", "1e-400", "0e-20000", "[1e99999999999999999999]", "-1e-99999999999999999999"];
+    let bodies = [
+        "1e131071",
+        "1e400",
+        "1e-400",
+        "0e-20000",
+        "[1e99999999999999999999]",
+        "-1e-99999999999999999999",
+    ];
     assert_refused(&daemon, &bodies.map(str::as_bytes));
     assert_same(&daemon, &["1e300", &format!("1{}", "0".repeat(300))]);
 }
@@ -175,7 +220,10 @@ fn what_is_not_in_the_digest_cannot_change_the_meaning() {
         let answer = send("echo", headers);
         assert!([400, 415].contains(&answer.status), "{headers:?}: {answer:?}");
     }
-    assert_eq!(send("echo", &["Content-Type: text/plain"]).refusal(), (415, "media-type-unsupported".to_owned()));
+    assert_eq!(
+        send("echo", &["Content-Type: text/plain"]).refusal(),
+        (415, "media-type-unsupported".to_owned())
+    );
     assert!(send("echo", &["Content-Type: text/plain"]).text().contains("--json"));
     assert_eq!(database.counts(), Counts::NONE);
     for kind in ["application/json;charset=utf-8", "application/vnd.x+json", "Application/JSON"] {

@@ -10,7 +10,8 @@ fn post_headers(daemon: &Daemon, headers: &[&str]) -> Answer {
 }
 
 fn keys(database: &Database) -> Vec<String> {
-    database.value("SELECT coalesce(array_agg(key ORDER BY key), '{}') FROM idempotency_records", &[])
+    database
+        .value("SELECT coalesce(array_agg(key ORDER BY key), '{}') FROM idempotency_records", &[])
 }
 
 #[test]
@@ -18,14 +19,22 @@ fn a_call_without_a_key_is_refused_and_writes_nothing() {
     let database = Database::new();
     let daemon = Daemon::start(&database);
     assert_eq!(post_headers(&daemon, &[]).refusal(), (400, "idempotency-key-missing".to_owned()));
-    for header in ["Idempotency-Key:", "Idempotency-Key:    ", r#"Idempotency-Key: """#, r#"Idempotency-Key: "   ""#] {
+    for header in [
+        "Idempotency-Key:",
+        "Idempotency-Key:    ",
+        r#"Idempotency-Key: """#,
+        r#"Idempotency-Key: "   ""#,
+    ] {
         let answer = post_headers(&daemon, &[header]);
         assert_eq!(answer.status, 400, "{header}");
         assert!(answer.problem().starts_with("idempotency-key-"), "{header}");
         assert_eq!(answer.json()["retryable"], false);
     }
     let twice = ["Idempotency-Key: a", "Idempotency-Key: a"];
-    assert_eq!(post_headers(&daemon, &twice).refusal(), (400, "idempotency-key-invalid".to_owned()));
+    assert_eq!(
+        post_headers(&daemon, &twice).refusal(),
+        (400, "idempotency-key-invalid".to_owned())
+    );
     assert_eq!(database.counts(), Counts::NONE);
     assert_eq!(daemon.order(&fresh_key()).status, 201);
 }
@@ -51,7 +60,18 @@ fn escapes_of_structured_fields_are_undone_and_ill_formed_values_refused() {
         assert_eq!(daemon.order(value).status, 201, "{value}");
     }
     assert_eq!(keys(&database), [":YWJj:", "?1", r#"a"b"#, r"a\b"]);
-    for value in [r#""abc"#, r#"abc""#, r#""a"b"#, r#""a\x""#, "K, K", "a;b", r"a\b", r#"" a""#, r#""a ""#, "two words"] {
+    for value in [
+        r#""abc"#,
+        r#"abc""#,
+        r#""a"b"#,
+        r#""a\x""#,
+        "K, K",
+        "a;b",
+        r"a\b",
+        r#"" a""#,
+        r#""a ""#,
+        "two words",
+    ] {
         let answer = daemon.order(value);
         assert_eq!(answer.refusal(), (400, "idempotency-key-invalid".to_owned()), "{value}");
     }
@@ -85,7 +105,16 @@ fn letter_case_tells_keys_apart() {
 fn a_key_that_looks_like_code_or_a_path_is_a_plain_key() {
     let database = Database::new();
     let daemon = Daemon::start(&database);
-    let odd = ["'; drop table outbox_events;--", "a/b?c#d", "%00", "..", "$1", r#"{"a":1}"#, "a:b", "%2e"];
+    let odd = [
+        "'; drop table outbox_events;--",
+        "a/b?c#d",
+        "%00",
+        "..",
+        "$1",
+        r#"{"a":1}"#,
+        "a:b",
+        "%2e",
+    ];
     for key in odd {
         let quoted = format!("\"{}\"", key.replace('\\', r"\\").replace('"', "\\\""));
         assert_eq!(daemon.order(&quoted).status, 201, "{key}");
@@ -117,9 +146,11 @@ fn equal_keys_of_two_principals_never_meet() {
 
     assert_eq!(post("token-of-a", "b:c").status, 201);
     assert!(!post("token-of-both", "c").is_replay());
-    let scopes: Vec<String> =
-        database.value("SELECT array_agg(scope || '|' || key ORDER BY 1) FROM
-            (SELECT scope, key FROM idempotency_records ORDER BY scope, key) AS r", &[]);
+    let scopes: Vec<String> = database.value(
+        "SELECT array_agg(scope || '|' || key ORDER BY 1) FROM
+            (SELECT scope, key FROM idempotency_records ORDER BY scope, key) AS r",
+        &[],
+    );
     assert_eq!(scopes.len(), 4);
     for scope in ["a|same", "b|same", "a|b:c", "a:b|c"] {
         assert!(scopes.iter().any(|s| s == scope), "{scope} of {scopes:?}");

@@ -1,5 +1,9 @@
 //! The tests against the real thing: the daemon's binary, sockets, a PostgreSQL, a sink.
-#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "a test that cannot go on fails, and says why")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test that cannot go on fails, and says why"
+)]
 #![expect(unreachable_pub, reason = "nobody can use a test from outside")]
 
 mod support;

@@ -12,7 +12,10 @@ SELECT 200 AS status,
 #[test]
 fn first_answer_parked_twin_replay_and_replay_after_a_restart_are_equal_bytes() {
     let database = Database::new();
-    let sql = format!("{} FROM (SELECT take_time($1) OFFSET 0) AS waited(done) WHERE done IS NOT NULL", PECULIAR.trim());
+    let sql = format!(
+        "{} FROM (SELECT take_time($1) OFFSET 0) AS waited(done) WHERE done IS NOT NULL",
+        PECULIAR.trim()
+    );
     let mut daemon = Setup::on(&database)
         .inline("peculiar", &sql)
         .set("writers.lock_timeout", "20s")
@@ -23,7 +26,9 @@ fn first_answer_parked_twin_replay_and_replay_after_a_restart_are_equal_bytes() 
     let mut first = daemon.client().begin("peculiar", &key, body);
     gate.wait_for(1);
     let mut twin = daemon.client().begin("peculiar", &key, body);
-    crate::support::wait::until_eq("the twin waits", &1.0, || daemon.metric("onced_parked_waiting"));
+    crate::support::wait::until_eq("the twin waits", &1.0, || {
+        daemon.metric("onced_parked_waiting")
+    });
     gate.open();
 
     let (first, twin) = (first.answer(), twin.answer());
@@ -51,7 +56,9 @@ fn first_answer_parked_twin_replay_and_replay_after_a_restart_are_equal_bytes() 
 fn what_jsonb_keeps_of_a_request_comes_back_unchanged() {
     let database = Database::new();
     let daemon = Setup::on(&database).operation("echo").start();
-    for body in [r#""\\u0000""#, r#""é/😀""#, "12345678901234567890", "1.10", "null", "[]", r#"{"a": ""}"#] {
+    for body in
+        [r#""\\u0000""#, r#""é/😀""#, "12345678901234567890", "1.10", "null", "[]", r#"{"a": ""}"#]
+    {
         let key = fresh_key();
         let first = daemon.post("echo", &key, body);
         let again = daemon.post("echo", &key, body);
@@ -68,7 +75,10 @@ fn an_answer_without_a_response_is_null_and_replays_so() {
     let daemon = Setup::on(&database)
         .inline("bare", "SELECT 204 + 0 * length($2) - 2 AS status")
         .inline("nothing", "SELECT 1 AS status WHERE false")
-        .inline("empty", "SELECT NULL::int AS status, NULL::jsonb AS response, NULL::jsonb AS events")
+        .inline(
+            "empty",
+            "SELECT NULL::int AS status, NULL::jsonb AS response, NULL::jsonb AS events",
+        )
         .start();
     for (operation, status) in [("bare", 202), ("empty", 200)] {
         let key = fresh_key();
@@ -97,7 +107,9 @@ fn every_answer_carries_a_request_id_the_callers_where_it_is_well_formed() {
         answer.header("x-request-id").expect("every answer has one").to_owned()
     };
     assert_eq!(id(&headers("X-Request-Id: Job:17_a.b-c")), "Job:17_a.b-c");
-    for bad in ["X-Request-Id: two words", &format!("X-Request-Id: {}", "x".repeat(129)), "X-Request-Id:"] {
+    for bad in
+        ["X-Request-Id: two words", &format!("X-Request-Id: {}", "x".repeat(129)), "X-Request-Id:"]
+    {
         let answer = headers(bad);
         assert_eq!(answer.status, 201);
         assert!(!id(&answer).is_empty() && !bad.ends_with(&id(&answer)), "{answer:?}");

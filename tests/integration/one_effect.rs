@@ -3,7 +3,7 @@
 use std::thread;
 
 use crate::support::wait::until_eq;
-use crate::support::{Answer, Counts, Daemon, Database, Setup, fresh_key};
+use crate::support::{Answer, Connection, Counts, Daemon, Database, Setup, fresh_key};
 
 /// What one call of `sleepy` leaves.
 const ONE_NOTE: Counts = Counts { records: 1, events: 1, business: 1 };
@@ -86,11 +86,14 @@ fn equal_calls_to_two_daemons_at_once_have_one_effect() {
     for _ in 0..20 {
         let key = fresh_key();
         let answers: Vec<Answer> = thread::scope(|scope| {
-            let calls: Vec<_> =
-                (0..10).map(|n| scope.spawn({
-                    let (daemon, key) = (&daemons[n % 2], &key);
-                    move || daemon.order(key)
-                })).collect();
+            let calls: Vec<_> = (0..10)
+                .map(|n| {
+                    scope.spawn({
+                        let (daemon, key) = (&daemons[n % 2], &key);
+                        move || daemon.order(key)
+                    })
+                })
+                .collect();
             calls.into_iter().map(|call| call.join().unwrap()).collect()
         });
         assert!(answers.iter().all(|a| a.status == 201), "{answers:#?}");
@@ -125,7 +128,7 @@ fn twenty_retries_of_one_slow_key_hold_up_no_other_key() {
     assert_eq!(gate.waiting(), 1);
 
     gate.open();
-    let answers: Vec<_> = slow.iter_mut().map(|call| call.answer()).collect();
+    let answers: Vec<_> = slow.iter_mut().map(Connection::answer).collect();
     assert!(answers.iter().all(|a| a.status == 201 && a.body == answers[0].body), "{answers:#?}");
     assert_eq!(answers.iter().filter(|a| a.is_replay()).count(), 19);
     assert_eq!(database.counts_of(&key), ONE_NOTE);

@@ -40,7 +40,10 @@ fn a_refusal_raised_by_the_operation_is_stored_and_its_writes_are_gone() {
     daemon.restart(|setup| setup);
     for (key, code, answer) in first {
         let again = daemon.post("refuse", &key, format!(r#"{{"code": "{code}"}}"#));
-        assert_eq!((again.status, again.is_replay(), &again.body), (answer.status, true, &answer.body));
+        assert_eq!(
+            (again.status, again.is_replay(), &again.body),
+            (answer.status, true, &answer.body)
+        );
     }
 }
 
@@ -90,7 +93,13 @@ fn a_refusal_that_the_operation_returns_keeps_its_writes_and_events() {
 fn the_example_refuses_what_its_table_refuses() {
     let database = Database::new();
     let daemon = Daemon::start(&database);
-    for body in [r#"{"item": "widget", "quantity": 0}"#, r#"{"item": "widget", "quantity": "many"}"#, "{}", "null", "[]"] {
+    for body in [
+        r#"{"item": "widget", "quantity": 0}"#,
+        r#"{"item": "widget", "quantity": "many"}"#,
+        "{}",
+        "null",
+        "[]",
+    ] {
         let key = fresh_key();
         let answer = daemon.post("orders", &key, body);
         assert_eq!(answer.refusal(), (422, "refused".to_owned()), "{body}");
@@ -106,9 +115,14 @@ fn a_request_that_is_mended_runs_under_the_same_key() {
     let key = fresh_key();
     let key_header = format!("Idempotency-Key: {key}");
     let bad_json = daemon.post("orders", &key, "{\"item\":");
-    let text = daemon.client().post_with("orders", &["Content-Type: text/plain", &key_header], ORDER);
+    let text =
+        daemon.client().post_with("orders", &["Content-Type: text/plain", &key_header], ORDER);
     let large = daemon.post("orders", &key, format!("\"{}\"", "x".repeat(2000)));
-    let query = daemon.client().post_with("orders?a=b", &["Content-Type: application/json", &key_header], ORDER);
+    let query = daemon.client().post_with(
+        "orders?a=b",
+        &["Content-Type: application/json", &key_header],
+        ORDER,
+    );
     assert_eq!(bad_json.refusal(), (400, "body-invalid".to_owned()));
     assert_eq!(text.refusal(), (415, "media-type-unsupported".to_owned()));
     assert_eq!(large.refusal(), (413, "body-too-large".to_owned()));
@@ -187,7 +201,8 @@ fn a_lock_timeout_in_the_operation_is_unavailable_and_the_retry_runs() {
 fn what_is_ill_formed_in_the_operations_row_fails_and_writes_nothing() {
     let database = Database::new();
     let daemon = Setup::on(&database).operation("shape").start();
-    let event = |members: &str| format!(r#"{{"rows": [{{"status": 200, "events": [{{{members}}}]}}]}}"#);
+    let event =
+        |members: &str| format!(r#"{{"rows": [{{"status": 200, "events": [{{{members}}}]}}]}}"#);
     let many = vec![r#"{"type": "t", "payload": 1}"#; 1001].join(",");
     let bodies = [
         r#"{"rows": []}"#.to_owned(),
@@ -227,7 +242,10 @@ fn a_response_past_its_limit_fails_and_writes_nothing() {
     let database = Database::new();
     let daemon = Setup::on(&database).operation("big").set("writers.max_response", "1MiB").start();
     let key = fresh_key();
-    assert_eq!(daemon.post("big", &key, r#"{"mb": 1}"#).refusal(), (500, "operation-failed".to_owned()));
+    assert_eq!(
+        daemon.post("big", &key, r#"{"mb": 1}"#).refusal(),
+        (500, "operation-failed".to_owned())
+    );
     assert_eq!(database.counts(), Counts::NONE);
     assert_eq!(daemon.post("big", &key, r#"{"mb": 0}"#).status, 200);
 }
@@ -241,7 +259,10 @@ fn an_operation_that_tries_to_commit_leaves_no_row_without_its_record() {
     );
     let daemon = Setup::on(&database)
         .inline("committing", "SELECT 200 AS status, committing($2) AS response")
-        .inline("semicolons", "SELECT 200 AS status, to_jsonb('a;b'::text) AS response -- and ; here\n/* ; */")
+        .inline(
+            "semicolons",
+            "SELECT 200 AS status, to_jsonb('a;b'::text) AS response -- and ; here\n/* ; */",
+        )
         .start();
     let answer = daemon.post("committing", &fresh_key(), "{}");
     assert_eq!(answer.refusal(), (500, "operation-failed".to_owned()));

@@ -23,7 +23,9 @@ fn call_until_closed(daemon: &crate::support::Client) -> Vec<String> {
             return done;
         }
         // No answer at all is right only where the daemon took no byte of the request before it closed.
-        let Some(answer) = connection.try_answer().expect("no answer is cut off") else { return done };
+        let Some(answer) = connection.try_answer().expect("no answer is cut off") else {
+            return done;
+        };
         match answer.status {
             201 => done.push(key),
             503 => assert_eq!(answer.retry_after(), Some(1)),
@@ -53,10 +55,8 @@ fn a_signal_under_load_ends_well_and_every_accepted_request_is_answered() {
         let status = daemon.wait();
         assert_eq!(status.code(), Some(0), "{signal}");
         // What was answered is stored. A request that no answer was read for may be stored too.
-        let stored: i64 = database.value(
-            "SELECT count(*) FROM idempotency_records WHERE key = ANY($1)",
-            &[&done],
-        );
+        let stored: i64 = database
+            .value("SELECT count(*) FROM idempotency_records WHERE key = ANY($1)", &[&done]);
         assert_eq!(stored, i64::try_from(done.len()).unwrap());
         let counts = database.counts();
         assert_eq!(counts.events, 2 * counts.records);
@@ -217,5 +217,7 @@ fn a_client_that_closes_in_the_middle_of_an_answer_ends_nothing() {
     }
     assert_eq!(daemon.order(&fresh_key()).status, 201);
     assert!(daemon.is_alive());
-    until_eq("all places are free", &0.0, || daemon.metric(r#"onced_connections{listener="http"}"#));
+    until_eq("all places are free", &0.0, || {
+        daemon.metric(r#"onced_connections{listener="http"}"#)
+    });
 }

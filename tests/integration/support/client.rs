@@ -161,6 +161,14 @@ impl Connection {
         assert_ne!(self.fill().expect("bytes of an answer"), 0, "{}", self.cut());
     }
 
+    /// Whether a byte, or the end, can be read now.
+    pub fn has_bytes(&self) -> bool {
+        self.stream.set_nonblocking(true).unwrap();
+        let ready = self.stream.peek(&mut [0]).is_ok();
+        self.stream.set_nonblocking(false).unwrap();
+        ready
+    }
+
     /// How long a read may take from now on.
     pub fn read_within(&self, limit: Duration) {
         self.stream.set_read_timeout(Some(limit)).expect("a limit above zero");

@@ -131,12 +131,24 @@ impl Setup {
     }
 
     /// Adds a principal with a token.
-    pub fn principal(mut self, name: &str, token: &str) -> Setup {
-        let hash: String =
-            Sha256::digest(token).iter().map(|byte| format!("{byte:02x}")).collect();
-        let mut principal = Table::new();
-        principal.insert("name".to_owned(), name.into());
-        principal.insert("token_sha256".to_owned(), vec![hash].into());
+    pub fn principal(self, name: &str, token: &str) -> Setup {
+        self.add_principal(principal(name, token))
+    }
+
+    /// Adds a principal with a token that may call only these operations.
+    pub fn principal_for(self, name: &str, token: &str, operations: &[&str]) -> Setup {
+        let mut principal = principal(name, token);
+        principal.insert("operations".to_owned(), operations.to_vec().into());
+        self.add_principal(principal)
+    }
+
+    /// Takes all principals away.
+    pub fn without_principals(mut self) -> Setup {
+        self.config.remove("principals");
+        self
+    }
+
+    fn add_principal(mut self, principal: Table) -> Setup {
         let list = self.config.entry("principals").or_insert_with(|| Value::Array(Vec::new()));
         list.as_array_mut().expect("a list").push(principal.into());
         self
@@ -183,21 +195,28 @@ impl Setup {
 
     /// A command of the program with this configuration, in an environment that holds nothing else.
     pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = self.bare_command(arguments);
+        command.arg("--config").arg(self.config_file());
+        command
+    }
+
+    /// A command of the program that names its configuration itself, or none.
+    pub fn bare_command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(PROGRAM);
-        command.args(arguments).arg("--config").arg(self.config_file());
+        command.args(arguments);
         command.env_clear().env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.envs(self.environment.iter().cloned()).stdin(Stdio::null());
         command
     }
 
-    /// Runs a command to its end.
+    /// Runs a command with this configuration to its end.
     pub fn run(&self, arguments: &[&str]) -> Ended {
-        let output = self.command(arguments).output().expect("the program runs");
-        Ended {
-            status: output.status,
-            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-        }
+        run(self.command(arguments))
+    }
+
+    /// Runs a command that names its configuration itself, or none, to its end.
+    pub fn run_bare(&self, arguments: &[&str]) -> Ended {
+        run(self.bare_command(arguments))
     }
 
     /// Starts the daemon and waits until it is ready.
@@ -274,7 +293,8 @@ impl Daemon {
     /// The value of a metric, with its labels as they are printed; 0 where it is not shown.
     pub fn metric(&self, series: &str) -> f64 {
         let answer = self.operator().get("/metrics");
-        let line = answer.text().lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        let line =
+            answer.text().lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
         line.map_or(0.0, |value| value.parse().expect("a number"))
     }
 
@@ -373,6 +393,23 @@ impl Drop for Daemon {
             eprintln!("the daemon's log:\n{}", self.log());
         }
     }
+}
+
+fn run(mut command: Command) -> Ended {
+    let output = command.output().expect("the program runs");
+    Ended {
+        status: output.status,
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+fn principal(name: &str, token: &str) -> Table {
+    let hash: String = Sha256::digest(token).iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut principal = Table::new();
+    principal.insert("name".to_owned(), name.into());
+    principal.insert("token_sha256".to_owned(), vec![hash].into());
+    principal
 }
 
 /// A body that `orders` takes.

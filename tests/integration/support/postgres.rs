@@ -168,7 +168,10 @@ impl Database {
         self.client
             .lock()
             .unwrap()
-            .query_opt("SELECT status, http_status FROM idempotency_records WHERE key = $1", &[&key])
+            .query_opt(
+                "SELECT status, http_status FROM idempotency_records WHERE key = $1",
+                &[&key],
+            )
             .expect("a key has one record")
             .map(|row| (row.get(0), row.get(1)))
     }

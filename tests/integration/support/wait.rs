@@ -14,7 +14,10 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
         match look() {
             Ok(value) => return value,
             Err(seen) => {
-                assert!(Instant::now() < deadline, "waited in vain until {what}; seen last: {seen}");
+                assert!(
+                    Instant::now() < deadline,
+                    "waited in vain until {what}; seen last: {seen}"
+                );
             }
         }
         pause(LOOK_EVERY);
