@@ -202,6 +202,105 @@ pub fn thread_died(died: &crate::threads::Died) {
     tracing::error!(thread = died.thread, panic = died.panic, "a thread died; stopping");
 }
 
+/// The role or the database has a `synchronous_commit` under which an answer could be lost; our sessions have `on`.
+pub fn synchronous_commit_raised(lower: &str) {
+    tracing::warn!(
+        found = lower,
+        "synchronous_commit is lower than on for this role or database; onced's sessions have it on"
+    );
+}
+
+/// An operation does not fit the database: it answers 500 until it does, and the others go on.
+pub fn operation_does_not_fit(operation: &str, problem: &dyn std::fmt::Display) {
+    tracing::error!(operation, %problem, "an operation does not fit the database; its calls fail");
+}
+
+/// A call came to nothing by a fault. The whole text of the fault is here and only here.
+pub fn call_failed(request_id: &str, call: &crate::call::Call, fault: &crate::outcome::Fault) {
+    let (scope, operation) = (call.scope.as_str(), call.operation.name.as_str());
+    if fault.kind == crate::outcome::FaultKind::Broken {
+        tracing::error!(request_id, scope, operation, %fault, "a call failed");
+    } else {
+        tracing::warn!(request_id, scope, operation, %fault, "a call could not be served now");
+    }
+}
+
+/// A call is run again after a fault that this may help against.
+pub fn call_runs_again(request_id: &str, call: &crate::call::Call, fault: &crate::outcome::Fault) {
+    let (scope, operation) = (call.scope.as_str(), call.operation.name.as_str());
+    tracing::debug!(request_id, scope, operation, %fault, "a call runs again");
+}
+
+/// A writer got no connection.
+pub fn no_connection(fault: &crate::outcome::Fault) {
+    tracing::debug!(%fault, "no connection to the database");
+}
+
+/// A record was made by a fingerprint recipe that this program does not know.
+pub fn recipe_unknown(request_id: &str, stored_hash: &str) {
+    let recipe = crate::call::fingerprint::recipe_name(stored_hash);
+    tracing::error!(
+        request_id,
+        recipe,
+        "a record was made by an unknown fingerprint recipe; a newer onced made it"
+    );
+}
+
+/// A listener could not take a connection; it goes on. `times` is how often since this was said last.
+pub fn accept_failed(listener: &str, error: &std::io::Error, times: u64) {
+    tracing::warn!(listener, %error, times, "a connection could not be taken; going on");
+}
+
+/// As many clients as may be are being served, and more came. `times` is how often since this was said last.
+pub fn clients_turned_away(listener: &str, limit: usize, times: u64) {
+    tracing::warn!(listener, limit, times, "clients were turned away: every place is taken");
+}
+
+/// A request made the program panic: it was answered 500, and the daemon goes on.
+pub fn request_panicked(listener: &str, panic: &str) {
+    tracing::error!(listener, panic, "a request made its thread panic; it was answered 500");
+}
+
+/// Whether a log filter means what it seems to: a level, or directives such as `info,onced::relay=debug`.
+///
+/// # Errors
+/// What is wrong with it. A word that is no level would count as the name of a target, and silence all others.
+pub fn check_filter(filter: &str) -> Result<(), String> {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let is_level = |word: &str| LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level));
+    let is_bare = |word: &&str| !word.contains(['=', '[']);
+    let mut bare = filter.split(',').map(str::trim).filter(is_bare);
+    if let Some(word) = bare.find(|word| !is_level(word)) {
+        return Err(format!("{word:?} is not one of {}", LEVELS.join(", ")));
+    }
+    let parsed = tracing_subscriber::EnvFilter::builder().parse(filter);
+    parsed.map(|_| ()).map_err(|error| error.to_string())
+}
+
+/// A request was answered with the outcome of a call.
+pub fn answered(
+    operation: &str,
+    request_id: &str,
+    outcome: &str,
+    status: u16,
+    elapsed: std::time::Duration,
+) {
+    METRICS.requests.with_label_values(&[operation, outcome]).inc();
+    let elapsed_ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
+    tracing::debug!(request_id, operation, outcome, status, elapsed_ms, "answered");
+}
+
+/// A request to an operation was refused for its form: nothing was looked up.
+pub fn request_invalid(operation: &str, request_id: &str, detail: &str) {
+    METRICS.requests.with_label_values(&[operation, "invalid"]).inc();
+    tracing::debug!(request_id, operation, detail, "a request was not valid");
+}
+
+/// A look-up of a stored outcome failed.
+pub fn look_up_failed(request_id: &str, fault: &crate::outcome::Fault) {
+    tracing::warn!(request_id, %fault, "a look-up failed");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

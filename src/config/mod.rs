@@ -1,6 +1,20 @@
 //! The configuration, checked and typed: what the rest of the program sees. Nobody else sees a raw value of the file.
 
+pub mod address;
 pub mod secret;
+
+mod check;
+mod effective;
+mod files;
+mod kind;
+mod locate;
+mod parse;
+mod problem;
+mod raw;
+mod reader;
+mod rules;
+#[cfg(test)]
+mod tests;
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -8,9 +22,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::operations::Operation;
+pub use locate::locate;
+pub use problem::{Place, Problem, Problems};
+pub use raw::Environment;
 pub use secret::Secret;
 
-/// The whole configuration. `Daemon::start` hands each actor its own section.
+/// The whole configuration, made only by [`Config::load`] and [`Config::parse`]. `Daemon::start` hands each actor its own section.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// The file it was read from.
@@ -39,6 +56,8 @@ pub struct Config {
     pub operations: Vec<Operation>,
     /// What is allowed and yet worth a word at start: one line each.
     pub warnings: Vec<String>,
+    /// Every key with the value in force, for the dump and for a reload.
+    settings: Vec<effective::Setting>,
 }
 
 /// Where a listener listens.

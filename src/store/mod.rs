@@ -1,1 +1,107 @@
-//! To come.
+//! All SQL, and all that knows PostgreSQL: the pools of connections, and free functions with a verb over one of them.
+//! No other module sees a `postgres::Error`.
+
+pub mod fault;
+pub mod migrate;
+pub mod once;
+mod pool;
+pub mod prepare;
+pub mod records;
+mod settings;
+mod tls;
+mod wire;
+
+use std::time::Duration;
+
+use crate::config;
+use crate::outcome::Fault;
+pub use pool::{Client, Install};
+pub use settings::check_dsn;
+
+use pool::Pool;
+use settings::{Limits, Recipe};
+
+/// Every statement of ours that stands alone, with its name: a test prepares each on a migrated database.
+pub const STATEMENTS: &[(&str, &str)] = &[
+    ("settings::SESSION_SETTINGS", settings::SESSION_SETTINGS),
+    ("migrate::LOCK_MIGRATION", migrate::LOCK_MIGRATION),
+    ("migrate::UNLOCK_MIGRATION", migrate::UNLOCK_MIGRATION),
+    ("migrate::SCHEMA_RIGHTS", migrate::SCHEMA_RIGHTS),
+    ("migrate::LOCATE_HISTORY", migrate::LOCATE_HISTORY),
+    ("migrate::APPLIED_VERSIONS", migrate::APPLIED_VERSIONS),
+    ("migrate::MINIMUM_VERSION", migrate::MINIMUM_VERSION),
+    ("migrate::MISSING_RIGHTS", migrate::MISSING_RIGHTS),
+    ("migrate::SETUP_MARK", migrate::SETUP_MARK),
+    ("records::FIND_RECORD", records::FIND_RECORD),
+    ("records::PROBE", records::PROBE),
+];
+
+/// Connections that are neither a writer's nor a relay's: the pruner's, the prober's and the reader's.
+const OTHER_CONNECTIONS: usize = 3;
+
+/// Claims, settlements, look-ups and deletions are small by their own limits: one that takes this long is stuck.
+const OTHER_STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The database. Cloning it shares the connections: at most `writers.threads` for writes, and `relay.connections` and
+/// three for the rest, so that neither side can starve the other.
+#[derive(Clone)]
+pub struct Store {
+    writers: Pool,
+    others: Pool,
+}
+
+/// `[database]` says something that no connection can be made with; the text says what, without secrets.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("[database] cannot be used: {0}")]
+pub struct OpenError(String);
+
+/// One connection outside any pool, for a command: no limit on its statements, and no patience for a server that does
+/// not take it. Fails as [`Store::client`] does.
+pub fn connect(database: &config::Database) -> Result<postgres::Client, ConnectError> {
+    let recipe = Recipe::new(database, Limits::NONE).map_err(OpenError)?;
+    Ok(recipe.connect()?.client)
+}
+
+/// Why there is no connection.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The server cannot be reached, or not be used.
+    #[error("cannot connect to the database: {0}")]
+    Fault(#[from] Fault),
+}
+
+impl Store {
+    /// Makes the pools. Nothing is connected yet: a database that is down is found by the first who needs it.
+    ///
+    /// `install` runs on each new connection of a writer, after its settings were checked.
+    pub fn open(
+        database: &config::Database,
+        writers: &config::Writers,
+        relay: &config::Relay,
+        install: Install,
+    ) -> Result<Store, OpenError> {
+        let lock = Some(writers.lock_timeout);
+        let writing = Limits { statement: Some(writers.statement_timeout), lock };
+        let other = Limits { statement: Some(OTHER_STATEMENT_TIMEOUT), lock };
+        let for_writers = Recipe::new(database, writing).map_err(OpenError)?;
+        let for_others = Recipe::new(database, other).map_err(OpenError)?;
+        let others = relay.connections.get() + OTHER_CONNECTIONS;
+        Ok(Store {
+            writers: Pool::new(for_writers, writers.threads.get(), install),
+            others: Pool::new(for_others, others, Box::new(|_| Ok(None))),
+        })
+    }
+
+    /// A connection for anything but writes, waited for at most `wait`.
+    pub fn client(&self, wait: Duration) -> Result<Client, Fault> {
+        self.others.get(wait)
+    }
+
+    /// A connection on which `install` ran, waited for at most `wait`.
+    pub fn writer(&self, wait: Duration) -> Result<Client, Fault> {
+        self.writers.get(wait)
+    }
+}

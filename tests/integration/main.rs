@@ -24,3 +24,13 @@ mod security; // who may call, and what is told to whom
 mod starting; // good starts, and starts that must be refused
 mod stopping; // signals: every accepted request is answered
 mod tidy; // rules of the source that a machine can see
+//! The tests that need the real things: PostgreSQL, sockets, processes.
+
+mod commands; // the command line: tokens, the sink, configuration, verify
+mod database; // connections: settings, recovery, TLS, migrations
+//! The tests that need more than the library: PostgreSQL, processes, sockets.
+//! Everything that is tested from the outside.
+
+mod canonical; // what a body may be, asked of PostgreSQL
+mod dev; // the private cluster, and everything that `onced dev` starts
+mod statements; // every statement of ours fits the schema
