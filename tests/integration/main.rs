@@ -10,7 +10,9 @@ mod support;
 
 mod acceptance; // the acceptance of the contract, A1 to A7
 mod batches; // requests that share a transaction do not notice each other
+mod canonical; // what a body may be, asked of PostgreSQL
 mod crash; // kill -9, a database that goes away, sessions that are ended
+mod database; // connections: settings, recovery, TLS, migrations
 mod dev; // the private cluster of `onced dev`
 mod framing; // HTTP that could be read two ways, or never ends
 mod json; // which bodies are the same request, and which are none
@@ -22,15 +24,6 @@ mod one_effect; // P1: whoever else is working on the key
 mod refusals; // what is stored as a refusal, and what leaves the key unused
 mod security; // who may call, and what is told to whom
 mod starting; // good starts, and starts that must be refused
+mod statements; // every statement of ours fits the schema
 mod stopping; // signals: every accepted request is answered
 mod tidy; // rules of the source that a machine can see
-//! The tests that need the real things: PostgreSQL, sockets, processes.
-
-mod commands; // the command line: tokens, the sink, configuration, verify
-mod database; // connections: settings, recovery, TLS, migrations
-//! The tests that need more than the library: PostgreSQL, processes, sockets.
-//! Everything that is tested from the outside.
-
-mod canonical; // what a body may be, asked of PostgreSQL
-mod dev; // the private cluster, and everything that `onced dev` starts
-mod statements; // every statement of ours fits the schema
