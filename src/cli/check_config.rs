@@ -48,7 +48,11 @@ pub(super) fn run(config: Option<PathBuf>, arguments: &Arguments) -> bool {
         Ok(config) => look_at(&config, arguments.offline, &mut found),
         Err(problems) => found.problems = problems.0.into_iter().map(finding).collect(),
     }
-    if arguments.json { say_json(&report(&found)) } else { tell(&found) }
+    if arguments.json {
+        say_json(&report(&found));
+    } else {
+        tell(&found);
+    }
     found.problems.is_empty()
 }
 

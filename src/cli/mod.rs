@@ -17,13 +17,16 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::config::Problems;
 use output::{Style, complain, styled_error};
 
 /// Exit code: it was tried, and failed.
 const FAILED: u8 = 1;
+/// Exit code: what was typed makes no sense.
+const USAGE: u8 = 2;
 /// Exit code: the configuration is wrong; trying again without a change is no use.
 const CONFIGURATION: u8 = 78;
 
@@ -64,22 +67,45 @@ enum Command {
                             Example:\n  onced check-config --config ./onced.toml")]
     CheckConfig(check_config::Arguments),
     /// Try the promises on a running daemon that serves the example `orders`
-    #[command(after_help = "With a configuration it counts rows in the database, too. It uses new keys and \
+    #[command(
+        after_help = "With a configuration it counts rows in the database, too. It uses new keys and \
                             leaves its orders behind.\n\n\
                             Examples:\n  onced verify\n  \
-                            onced verify --url http://127.0.0.1:8080 --token-file token")]
+                            onced verify --url http://127.0.0.1:8080 --token-file token"
+    )]
     Verify(verify::Arguments),
     /// Show what the database knows of a key: its outcome, its answer, its events
     #[command(after_help = "Exits with 1 where there is no record of the key.\n\n\
                             Example:\n  onced show demo-001 --scope billing")]
     Show(show::Arguments),
     /// Run a sample consumer of events: it checks signatures and drops repeats
-    #[command(after_help = "GET / tells counts, GET /events the newest events, GET /events/ID one of them.\n\n\
-                            Example:\n  onced sink --secret-file sink.secret --state seen.jsonl")]
+    #[command(
+        after_help = "GET / tells counts, GET /events the newest events, GET /events/ID one of them.\n\n\
+                            Example:\n  onced sink --secret-file sink.secret --state seen.jsonl"
+    )]
     Sink(sink::Arguments),
     /// Make bearer tokens for principals
     #[command(after_help = "Example:\n  onced token new --name billing")]
     Token(token::Arguments),
+}
+
+impl Arguments {
+    /// An error where `--config` was given to a command that reads none: it must not seem to have had an effect.
+    fn useless_config(&self) -> Option<clap::Error> {
+        let name = match self.command {
+            Command::Dev(_) => "dev",
+            Command::Sink(_) => "sink",
+            Command::Token(_) => "token",
+            Command::Serve(_)
+            | Command::Migrate(_)
+            | Command::CheckConfig(_)
+            | Command::Verify(_)
+            | Command::Show(_) => return None,
+        };
+        self.config.as_ref()?;
+        let message = format!("`onced {name}` reads no configuration file: leave --config out");
+        Some(Arguments::command().error(ErrorKind::ArgumentConflict, message))
+    }
 }
 
 /// A command that did not do what it was asked to.
@@ -112,6 +138,10 @@ pub fn main() -> ExitCode {
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(FAILED));
         }
     };
+    if let Some(error) = arguments.useless_config() {
+        error.print().ok();
+        return ExitCode::from(USAGE);
+    }
     match run(arguments) {
         Ok(code) => code,
         Err(Failure::Failed(error)) => {
@@ -132,18 +162,19 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     }
     match command {
         Command::Serve(arguments) => serve::run(config, &arguments),
-        Command::Dev(arguments) => Ok(dev::run(arguments)?),
+        Command::Dev(arguments) => Ok(dev::run(&arguments)?),
         Command::Migrate(arguments) => done(migrate::run(&settings::load(config)?, &arguments)),
         Command::CheckConfig(arguments) => {
             Ok(code(check_config::run(config, &arguments), CONFIGURATION))
         }
         Command::Verify(arguments) => Ok(code(verify::run(config, &arguments)?, FAILED)),
-        Command::Show(arguments) => Ok(code(show::run(&settings::load(config)?, &arguments)?, FAILED)),
+        Command::Show(arguments) => {
+            Ok(code(show::run(&settings::load(config)?, &arguments)?, FAILED))
+        }
         Command::Sink(arguments) => done(sink::run(&arguments)),
         Command::Token(arguments) => done(token::run(arguments)),
     }
 }
-
 
 fn done(result: anyhow::Result<()>) -> Result<ExitCode, Failure> {
     result.map(|()| ExitCode::SUCCESS).map_err(Failure::Failed)
@@ -155,8 +186,6 @@ fn code(good: bool, otherwise: u8) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

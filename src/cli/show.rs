@@ -28,8 +28,8 @@ pub(super) fn run(config: &Config, arguments: &Arguments) -> anyhow::Result<bool
         say_json(&json!(record));
         return Ok(record.is_some());
     }
-    match record {
-        Some(record) => tell(&record),
+    match &record {
+        Some(record) => tell(record),
         None => say(format_args!("{}", nothing(arguments))),
     }
     Ok(record.is_some())

@@ -7,6 +7,7 @@ pub mod once;
 mod pool;
 pub mod prepare;
 pub mod records;
+pub mod rows;
 mod settings;
 mod tls;
 mod wire;

@@ -181,6 +181,7 @@ mod tests {
         let mut again = Seen::open(&file).unwrap();
         let repeat = again.take(delivery("a:1", "x")).unwrap();
         assert_eq!(repeat, Taken::Repeat { deliveries: 2, changed: false });
+        drop(again);
         assert_eq!(Seen::open(&file).unwrap().event("a:1").unwrap().deliveries, 2);
     }
 
@@ -195,6 +196,7 @@ mod tests {
 
         let mut again = Seen::open(&file).unwrap();
         assert_eq!(again.take(delivery("a:2", "y")).unwrap(), Taken::New);
+        drop(again);
         let events = Seen::open(&file).unwrap().events().to_vec();
         assert_eq!(events.iter().map(|e| e.id.as_str()).collect::<Vec<_>>(), ["a:1", "a:2"]);
     }

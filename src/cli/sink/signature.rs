@@ -69,7 +69,8 @@ pub(super) fn verify(
     if now.abs_diff(sent) > TOLERANCE_SECONDS {
         return Err(Refused::NotRecent);
     }
-    let mut given = signatures.split(' ').filter_map(|s| STANDARD.decode(s.strip_prefix("v1,")?).ok());
+    let mut given =
+        signatures.split(' ').filter_map(|s| STANDARD.decode(s.strip_prefix("v1,")?).ok());
     if given.any(|signature| keys.iter().any(|key| key.has_signed(message, &signature))) {
         Ok(())
     } else {

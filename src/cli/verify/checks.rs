@@ -94,7 +94,9 @@ impl Run {
         let reply = self.client.call(ROUTE, key, ORDER)?;
         match reply.status {
             401 => anyhow::bail!("the daemon asks for a token: give one with --token-file"),
-            404 => anyhow::bail!("the daemon does not serve {ROUTE}, the shipped operation `orders`"),
+            404 => {
+                anyhow::bail!("the daemon does not serve {ROUTE}, the shipped operation `orders`")
+            }
             _ => Ok(reply),
         }
     }
@@ -122,9 +124,8 @@ impl Run {
 }
 
 fn tell(rows: Rows) -> String {
-    let counted = |count: i64, noun: &str| {
-        format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
-    };
+    let counted =
+        |count: i64, noun: &str| format!("{count} {noun}{}", if count == 1 { "" } else { "s" });
     format!(
         "{}, {}, {}",
         counted(rows.records, "record"),
@@ -162,7 +163,8 @@ fn call_at_once(client: &Client, key: &str) -> anyhow::Result<Vec<Reply>> {
             // Nobody waits any more where the other end is gone.
             answers.send(client.call(ROUTE, &key, ORDER)).ok();
         };
-        threads::spawn(format!("verify-{number}"), &deaths, call).context("cannot start a thread")?;
+        threads::spawn(format!("verify-{number}"), &deaths, call)
+            .context("cannot start a thread")?;
     }
     drop(answers);
     let deadline = Instant::now() + CALLS_LIMIT;
@@ -192,10 +194,10 @@ fn other_body(run: &mut Run) -> anyhow::Result<Verdict> {
     let other = run.client.call(ROUTE, &key, OTHER_ORDER)?;
     let problem = other.problem();
     remarks.expect(first.is_success(), || format!("the first call gave {}", first.status));
-    remarks.expect(
-        matches!(other.status, 409 | 422) && problem == "idempotency-key-reused",
-        || "the other body should be refused as idempotency-key-reused".to_owned(),
-    );
+    remarks
+        .expect(matches!(other.status, 409 | 422) && problem == "idempotency-key-reused", || {
+            "the other body should be refused as idempotency-key-reused".to_owned()
+        });
     let rows = run.rows(&key, ONE, &mut remarks)?;
     Ok(remarks.verdict(format!("first {}, then {} {problem}; {rows}", first.status, other.status)))
 }
