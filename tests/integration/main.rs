@@ -7,12 +7,11 @@
 #![expect(unreachable_pub, reason = "nobody can use a test from outside")]
 
 mod support;
-//! The tests that need more than the library: PostgreSQL, processes, sockets.
-//! Everything that is tested from the outside.
 
 mod acceptance; // the acceptance of the contract, A1 to A7
 mod batches; // requests that share a transaction do not notice each other
 mod canonical; // what a body may be, asked of PostgreSQL
+mod commands; // the command line: tokens, the sink, configuration, verify
 mod crash; // kill -9, a database that goes away, sessions that are ended
 mod database; // connections: settings, recovery, TLS, migrations
 mod dev; // the private cluster of `onced dev`
@@ -26,9 +25,6 @@ mod one_effect; // P1: whoever else is working on the key
 mod refusals; // what is stored as a refusal, and what leaves the key unused
 mod security; // who may call, and what is told to whom
 mod starting; // good starts, and starts that must be refused
-mod commands; // the command line: tokens, the sink, configuration, verify
-mod database; // connections: settings, recovery, TLS, migrations
-mod dev; // the private cluster, and everything that `onced dev` starts
 mod statements; // every statement of ours fits the schema
 mod stopping; // signals: every accepted request is answered
 mod tidy; // rules of the source that a machine can see
