@@ -5,6 +5,7 @@ use std::os::unix::net::UnixDatagram;
 use std::thread;
 use std::time::Duration;
 
+use crate::support::daemon::Process;
 use crate::support::proxy::{Mode, Proxy};
 use crate::support::wait::{LIMIT, until, until_eq};
 use crate::support::{Daemon, Database, Setup, fresh_key};
@@ -45,18 +46,18 @@ fn eight_first_starts_at_once_all_succeed() {
 #[test]
 fn any_schema_will_do() {
     let database = Database::empty();
-    let setup = || Setup::on(&database).set("database.schema", "once only");
+    let setup = || Setup::on(&database).set("database.schema", "once_only");
     let migrated = setup().run(&["migrate"]);
     if migrated.code() != 0 {
         // It may ask for the schema to be there first.
-        database.execute(r#"CREATE SCHEMA "once only" AUTHORIZATION onced_test"#);
+        database.execute("CREATE SCHEMA once_only AUTHORIZATION onced_test");
         let migrated = setup().run(&["migrate"]);
         assert_eq!(migrated.code(), 0, "{migrated:#?}");
     }
     let daemon = setup().start();
     assert_eq!(daemon.order(&fresh_key()).status, 201);
-    assert_eq!(database.rows(r#""once only".idempotency_records"#), 1);
-    assert_eq!(database.rows(r#""once only".orders"#), 1);
+    assert_eq!(database.rows("once_only.idempotency_records"), 1);
+    assert_eq!(database.rows("once_only.orders"), 1);
 }
 
 #[test]
@@ -90,7 +91,7 @@ fn a_broken_configuration_lists_all_its_problems_and_listens_on_nothing() {
         .principal("twice", "a")
         .principal("twice", "b")
         .env("ONCED_RELAY_BATCH", "many");
-    for command in ["serve", "check-config"] {
+    for command in ["check-config", "serve"] {
         let ended = setup.run(&[command]);
         assert_eq!(ended.code(), 78, "{ended:#?}");
         for word in [
@@ -323,7 +324,7 @@ fn a_socket_that_the_service_manager_hands_over_is_served() {
     let setup = Setup::on(&database).set("http.listen", "systemd:http");
     let address = setup.http();
     let config = setup.config_file();
-    let Ok(mut activated) = std::process::Command::new("systemd-socket-activate")
+    let Ok(activated) = std::process::Command::new("systemd-socket-activate")
         .args(["--listen", &address.to_string(), "--fdname", "http"])
         .args([crate::support::daemon::PROGRAM, "serve", "--config"])
         .arg(config)
@@ -333,11 +334,10 @@ fn a_socket_that_the_service_manager_hands_over_is_served() {
         eprintln!("skipped: systemd-socket-activate is not installed");
         return;
     };
+    let activated = Process(activated);
     let client = crate::support::Client { address, token: None };
     until_eq("a call is served", &201, || client.order_status());
-    let pid = nix::unistd::Pid::from_raw(i32::try_from(activated.id()).unwrap());
-    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM).unwrap();
-    assert_eq!(activated.wait().unwrap().code(), Some(0));
+    assert_eq!(activated.stop(), Some(0));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use crate::support::daemon::ORDER;
+use crate::support::daemon::{ORDER, Process};
 use crate::support::sink::Sink;
 use crate::support::wait::until_eq;
 use crate::support::{Connection, Counts, Daemon, Database, Setup, fresh_key};
@@ -185,11 +185,10 @@ fn a_log_that_cannot_be_written_ends_nothing() {
     let database = Database::new();
     let setup = Setup::on(&database).set("log.level", "debug");
     let mut command = setup.command(&["serve"]);
-    let mut child =
-        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the program starts");
-    let mut log = child.stderr.take().expect("a pipe");
-    let mut first = [0; 1];
-    log.read_exact(&mut first).expect("it logs something");
+    let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let mut daemon = Process(child.expect("the program starts"));
+    let mut log = daemon.0.stderr.take().expect("a pipe");
+    log.read_exact(&mut [0]).expect("it logs something");
     drop(log);
     let client = crate::support::Client { address: setup.http(), token: None };
 
@@ -197,12 +196,7 @@ fn a_log_that_cannot_be_written_ends_nothing() {
         until_eq("a call is served", &201, || client.order_status());
     }
 
-    nix::sys::signal::kill(
-        nix::unistd::Pid::from_raw(i32::try_from(child.id()).unwrap()),
-        Signal::SIGTERM,
-    )
-    .unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!(daemon.stop(), Some(0));
 }
 
 #[test]

@@ -41,6 +41,30 @@ pub struct Daemon {
     setup: Setup,
 }
 
+/// A process that is killed where it still runs at the end.
+pub struct Process(pub Child);
+
+impl Process {
+    /// The exit code, after SIGTERM.
+    pub fn stop(mut self) -> Option<i32> {
+        send(self.0.id(), Signal::SIGTERM);
+        self.0.wait().unwrap().code()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// Sends a signal to a process.
+pub fn send(pid: u32, signal: Signal) {
+    let pid = Pid::from_raw(i32::try_from(pid).expect("a process id"));
+    kill(pid, signal).expect("the process runs");
+}
+
 /// A program that ran to its end.
 #[derive(Debug)]
 pub struct Ended {
@@ -305,8 +329,7 @@ impl Daemon {
 
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) {
-        let pid = i32::try_from(self.child.id()).expect("a process id");
-        kill(Pid::from_raw(pid), signal).expect("the daemon runs");
+        send(self.child.id(), signal);
     }
 
     /// Ends the process as a crash does, at once.
