@@ -4,225 +4,11 @@
 //! are fixed here: `request_id, scope, operation, event_id, event_key, attempt, status, elapsed_ms`. Idempotency keys
 //! are the callers' data: they are logged at `debug` only, and never become a label.
 
-use std::io::IsTerminal;
-use std::sync::LazyLock;
+mod log;
+mod metrics;
 
-use prometheus::{
-    Encoder, Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder,
-};
-
-use tracing_subscriber::EnvFilter;
-
-use crate::config::{Log, LogFormat};
-
-/// The metrics of the process.
-pub static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
-
-/// The content type of [`metrics_text`].
-pub const METRICS_CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-
-/// The outcomes that `onced_requests_total` tells apart.
-pub const OUTCOMES: [&str; 8] = [
-    "executed",
-    "refused",
-    "replayed",
-    "reused",
-    "in_progress",
-    "invalid",
-    "unavailable",
-    "failed",
-];
-
-/// The results that `onced_delivery_attempts_total` tells apart.
-pub const DELIVERIES: [&str; 3] = ["accepted", "failed", "sink_fault"];
-
-/// All metrics, registered once.
-pub struct Metrics {
-    registry: Registry,
-    /// Requests by operation and outcome.
-    pub requests: IntCounterVec,
-    /// Seconds that a batch took in the database.
-    pub write_seconds: Histogram,
-    /// Jobs that a batch held.
-    pub batch_size: Histogram,
-    /// Jobs that wait for a writer.
-    pub jobs_waiting: IntGauge,
-    /// Duplicates that wait beside a key in work.
-    pub parked: IntGauge,
-    /// Whether the prober reaches the database.
-    pub database_up: IntGauge,
-    /// Events that wait for delivery.
-    pub outbox_pending: IntGauge,
-    /// Age of the oldest event that waits for delivery, in seconds.
-    pub outbox_oldest_seconds: IntGauge,
-    /// Dead events that nobody has decided about.
-    pub outbox_dead: IntGauge,
-    /// Whether the sink is paused.
-    pub sink_paused: IntGauge,
-    /// Attempts to deliver, by result.
-    pub delivery_attempts: IntCounterVec,
-    /// Rows that the pruner took away, by table.
-    pub pruned: IntCounterVec,
-    /// Connections open on a listener.
-    pub connections: IntGaugeVec,
-}
-
-impl Metrics {
-    fn new() -> Metrics {
-        let registry = Registry::new();
-        let seconds = vec![
-            0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
-        ];
-        let sizes = vec![1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
-        let metrics = Metrics {
-            requests: counters(
-                &registry,
-                "onced_requests_total",
-                "Requests to an operation, by what came of them.",
-                &["operation", "outcome"],
-            ),
-            write_seconds: histogram(
-                &registry,
-                "onced_write_seconds",
-                "Time that one batch of writes took in the database.",
-                seconds,
-            ),
-            batch_size: histogram(
-                &registry,
-                "onced_batch_size",
-                "Requests that one batch of writes held.",
-                sizes,
-            ),
-            jobs_waiting: gauge(&registry, "onced_jobs_waiting", "Jobs that wait for a writer."),
-            parked: gauge(
-                &registry,
-                "onced_parked_waiting",
-                "Duplicates that wait beside a key in work.",
-            ),
-            database_up: gauge(
-                &registry,
-                "onced_database_up",
-                "1 where the database answers and takes writes.",
-            ),
-            outbox_pending: gauge(
-                &registry,
-                "onced_outbox_pending",
-                "Events that wait for delivery.",
-            ),
-            outbox_oldest_seconds: gauge(
-                &registry,
-                "onced_outbox_oldest_seconds",
-                "Age of the oldest event that waits for delivery.",
-            ),
-            outbox_dead: gauge(
-                &registry,
-                "onced_outbox_dead",
-                "Dead events that nobody has decided about.",
-            ),
-            sink_paused: gauge(
-                &registry,
-                "onced_sink_paused",
-                "1 where the sink is paused until a person resumes it.",
-            ),
-            delivery_attempts: counters(
-                &registry,
-                "onced_delivery_attempts_total",
-                "Attempts to deliver an event, by result.",
-                &["result"],
-            ),
-            pruned: counters(
-                &registry,
-                "onced_pruned_total",
-                "Rows that retention took away.",
-                &["table"],
-            ),
-            connections: gauges(
-                &registry,
-                "onced_connections",
-                "Open connections of clients.",
-                &["listener"],
-            ),
-            registry,
-        };
-        let build = gauges(
-            &metrics.registry,
-            "onced_build_info",
-            "1, with the version as a label.",
-            &["version"],
-        );
-        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-        for result in DELIVERIES {
-            metrics.delivery_attempts.with_label_values(&[result]).inc_by(0);
-        }
-        metrics
-    }
-
-    /// Shows the known label sets from the start, so that a first event is a step and not a new series.
-    pub fn show_operation(&self, operation: &str) {
-        for outcome in OUTCOMES {
-            self.requests.with_label_values(&[operation, outcome]).inc_by(0);
-        }
-    }
-}
-
-/// Starts the log, on standard error. `ONCED_LOG` overrides the configured level with a filter of `tracing`.
-///
-/// A line has no time of its own where the journal puts one, and colour only on a terminal.
-pub fn start_log(log: &Log) {
-    let filter = std::env::var("ONCED_LOG").unwrap_or_else(|_| log.level.clone());
-    let is_terminal = std::io::stderr().is_terminal();
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::builder().parse_lossy(filter))
-        .with_writer(std::io::stderr)
-        .with_ansi(is_terminal)
-        // A line that cannot be written must not end the thread that wanted to say it.
-        .log_internal_errors(false);
-    let in_journal = std::env::var_os("JOURNAL_STREAM").is_some() && !is_terminal;
-    let started = match (log.format, in_journal) {
-        (LogFormat::Json, _) => builder.json().flatten_event(true).try_init(),
-        (LogFormat::Text, true) => builder.with_target(false).without_time().try_init(),
-        (LogFormat::Text, false) => builder.with_target(false).try_init(),
-    };
-    // It fails only where a log was started before, as tests do.
-    started.unwrap_or_default();
-}
-
-/// All metrics in Prometheus's text format.
-pub fn metrics_text() -> String {
-    let mut text = Vec::new();
-    TextEncoder::new()
-        .encode(&METRICS.registry.gather(), &mut text)
-        .expect("metrics of our own are well-formed, and a vector takes every byte");
-    String::from_utf8(text).expect("the text format is UTF-8")
-}
-
-const REGISTERED: &str = "each name is registered once, here, and is a valid one";
-
-fn counters(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
-    let metric = IntCounterVec::new(Opts::new(name, help), labels).expect(REGISTERED);
-    registry.register(Box::new(metric.clone())).expect(REGISTERED);
-    metric
-}
-
-fn gauges(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
-    let metric = IntGaugeVec::new(Opts::new(name, help), labels).expect(REGISTERED);
-    registry.register(Box::new(metric.clone())).expect(REGISTERED);
-    metric
-}
-
-fn gauge(registry: &Registry, name: &str, help: &str) -> IntGauge {
-    let metric = IntGauge::new(name, help).expect(REGISTERED);
-    registry.register(Box::new(metric.clone())).expect(REGISTERED);
-    metric
-}
-
-fn histogram(registry: &Registry, name: &str, help: &str, buckets: Vec<f64>) -> Histogram {
-    let opts = HistogramOpts::new(name, help).buckets(buckets);
-    let metric = Histogram::with_opts(opts).expect(REGISTERED);
-    registry.register(Box::new(metric.clone())).expect(REGISTERED);
-    metric
-}
+pub use log::{check_filter, start_log};
+pub use metrics::{METRICS, METRICS_CONTENT_TYPE, Metrics, metrics_text};
 
 /// A thread died by a panic: the daemon stops.
 pub fn thread_died(died: &crate::threads::Died) {
@@ -286,22 +72,6 @@ pub fn clients_turned_away(listener: &str, limit: usize, times: u64) {
 /// A request made the program panic: it was answered 500, and the daemon goes on.
 pub fn request_panicked(listener: &str, panic: &str) {
     tracing::error!(listener, panic, "a request made its thread panic; it was answered 500");
-}
-
-/// Whether a log filter means what it seems to: a level, or directives such as `info,onced::relay=debug`.
-///
-/// # Errors
-/// What is wrong with it. A word that is no level would count as the name of a target, and silence all others.
-pub fn check_filter(filter: &str) -> Result<(), String> {
-    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
-    let is_level = |word: &str| LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level));
-    let is_bare = |word: &&str| !word.contains(['=', '[']);
-    let mut bare = filter.split(',').map(str::trim).filter(is_bare);
-    if let Some(word) = bare.find(|word| !is_level(word)) {
-        return Err(format!("{word:?} is not one of {}", LEVELS.join(", ")));
-    }
-    let parsed = EnvFilter::builder().parse(filter);
-    parsed.map(|_| ()).map_err(|error| error.to_string())
 }
 
 /// A request was answered with the outcome of a call.
@@ -496,7 +266,10 @@ pub fn stopped(left: &[String]) {
         tracing::info!("stopped in order");
     } else {
         let threads = left.join(",");
-        tracing::error!(threads, "stopped at the end of shutdown_timeout with threads still running");
+        tracing::error!(
+            threads,
+            "stopped at the end of shutdown_timeout with threads still running"
+        );
     }
 }
 
@@ -521,18 +294,4 @@ pub fn reload_refused(problems: &crate::config::Problems) {
 /// The service manager cannot be told anything.
 pub fn service_manager_deaf(error: &std::io::Error) {
     tracing::debug!(%error, "the service manager could not be notified");
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn known_label_sets_are_shown_before_anything_happened() {
-        METRICS.show_operation("orders");
-        let text = metrics_text();
-        assert!(text.contains(r#"onced_requests_total{operation="orders",outcome="replayed"} 0"#));
-        assert!(text.contains(r#"onced_delivery_attempts_total{result="failed"} 0"#));
-        assert!(text.contains("onced_build_info{version="));
-    }
 }

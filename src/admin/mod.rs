@@ -33,20 +33,20 @@ impl Service for Admin {
             "/healthz" => Page::Health,
             "/readyz" => Page::Ready,
             "/metrics" => Page::Metrics,
+            // A probe by address is not refused for its host; anything else is.
             _ => {
                 let kind = if host::is_ours(head, &self.hosts) {
                     problem::NOT_FOUND
                 } else {
                     problem::FORBIDDEN
                 };
-                return Err(problem::response(kind, "Here are /healthz, /readyz and /metrics.", &id));
+                return Err(problem::response(
+                    kind,
+                    "Here are /healthz, /readyz and /metrics.",
+                    &id,
+                ));
             }
         };
-        // A probe is not refused for its host: those who probe by address know no name.
-        if !host::is_ours(head, &self.hosts) && page == Page::Ready {
-            let detail = "The host of the request is not one that is served here (admin.hosts).";
-            return Err(problem::response(problem::FORBIDDEN, detail, &id));
-        }
         if head.method != "GET" && head.method != "HEAD" {
             return Err(http::not_allowed("GET", &id));
         }
@@ -76,7 +76,11 @@ impl Service for Admin {
 }
 
 fn json(status: u16, value: &serde_json::Value, id: String) -> Response {
-    Response { status, headers: headers("application/json", id), body: value.to_string().into_bytes() }
+    Response {
+        status,
+        headers: headers("application/json", id),
+        body: value.to_string().into_bytes(),
+    }
 }
 
 fn headers(media: &str, id: String) -> Vec<(&'static str, String)> {

@@ -155,7 +155,17 @@ impl Client {
 
     /// Throws the connection away: the next one is made anew.
     pub fn discard(mut self) {
+        self.spoil();
+    }
+
+    /// Says that the connection must not be used again.
+    pub(super) fn spoil(&mut self) {
         self.pooled.discarded = true;
+    }
+
+    /// Whether the connection must not be used again.
+    pub fn is_spoiled(&self) -> bool {
+        self.pooled.discarded || self.pooled.client.is_closed()
     }
 
     /// Whether it works. It is asked only where another one broke after it was last known to work: a server that was
