@@ -301,6 +301,130 @@ pub fn look_up_failed(request_id: &str, fault: &crate::outcome::Fault) {
     tracing::warn!(request_id, %fault, "a look-up failed");
 }
 
+/// Whether a fault that came `times` times in a row is worth another line: the first, the second, the fourth…
+fn is_news(times: u32) -> bool {
+    times.is_power_of_two()
+}
+
+/// There is no `[sink]`.
+pub fn no_sink() {
+    tracing::warn!("no [sink] is configured: events stay in the outbox");
+}
+
+/// The sink took an event.
+pub fn event_delivered(event_id: i64, event_key: &str) {
+    METRICS.delivery_attempts.with_label_values(&["accepted"]).inc();
+    tracing::debug!(event_id, event_key, "event delivered");
+}
+
+/// An attempt that was begun failed; [`event_failed`] or [`event_dead`] tells what it means for the event.
+pub fn attempt_failed() {
+    METRICS.delivery_attempts.with_label_values(&["failed"]).inc();
+}
+
+/// The sink could not be reached, so the attempt was not begun.
+pub fn attempt_not_begun() {
+    METRICS.delivery_attempts.with_label_values(&["sink_fault"]).inc();
+}
+
+/// A failed attempt was recorded. The first two are nothing special.
+pub fn event_failed(event_key: &str, attempt: i32, error: &str) {
+    if attempt < 3 {
+        tracing::debug!(event_key, attempt, error, "attempt failed; it will be tried again");
+    } else {
+        tracing::warn!(event_key, attempt, error, "attempt failed; it will be tried again");
+    }
+}
+
+/// An event is dead until a person decides.
+pub fn event_dead(event_key: &str, attempt: i32, error: &str) {
+    tracing::error!(
+        event_key,
+        attempt,
+        error,
+        "event is dead: see `onced outbox list`, then retry or discard it"
+    );
+}
+
+/// An event was written by a later version.
+pub fn event_format_unknown(event_id: i64, error: &str) {
+    tracing::warn!(event_id, error, "event left to a daemon of a later version");
+}
+
+/// The sink as a whole cannot be reached.
+pub fn sink_unreachable(error: &str, pause: std::time::Duration) {
+    let pause_ms = pause.as_millis();
+    tracing::warn!(error, pause_ms, "the sink cannot be reached; no event is charged for it");
+}
+
+/// The sink answers after it could not be reached.
+pub fn sink_answers_again() {
+    tracing::info!("the sink answers again");
+}
+
+/// The sink said 410: it is paused until a person resumes it.
+pub fn sink_gone(error: &str) {
+    METRICS.sink_paused.set(1);
+    tracing::error!(
+        error,
+        "the sink says that it is gone: paused, its events stay; `onced relay resume` goes on"
+    );
+}
+
+/// The sink was found paused, or not paused any more.
+pub fn sink_pause_seen(is_paused: bool) {
+    METRICS.sink_paused.set(i64::from(is_paused));
+    if is_paused {
+        tracing::error!("the sink is paused: its events stay until `onced relay resume`");
+    } else {
+        tracing::info!("the sink is not paused any more");
+    }
+}
+
+/// Events could not be claimed, for the `times`-th time in a row.
+pub fn claim_failed(fault: &crate::outcome::Fault, times: u32) {
+    if is_news(times) {
+        tracing::warn!(%fault, times, "cannot claim events; trying again");
+    }
+}
+
+/// Results could not be written, for the `times`-th time in a row. Nothing is claimed meanwhile.
+pub fn settle_failed(fault: &crate::outcome::Fault, times: u32) {
+    if is_news(times) {
+        tracing::warn!(%fault, times, "cannot record deliveries; trying again");
+    }
+}
+
+/// The daemon stops without having written so many results.
+pub fn settle_given_up(events: usize) {
+    tracing::error!(
+        events,
+        "stopping while deliveries are not recorded: these events come again after their lease"
+    );
+}
+
+/// Retention took rows away.
+pub fn pruned(table: &'static str, rows: u64) {
+    METRICS.pruned.with_label_values(&[table]).inc_by(rows);
+    if rows > 0 {
+        tracing::info!(table, rows, "pruned");
+    }
+}
+
+/// Retention could not go on, for the `times`-th time in a row.
+pub fn prune_failed(fault: &crate::outcome::Fault, times: u32) {
+    if is_news(times) {
+        tracing::warn!(%fault, times, "cannot prune; trying again");
+    }
+}
+
+/// What waits in the outbox.
+pub fn backlog(pending: i64, oldest_seconds: i64, dead: i64) {
+    METRICS.outbox_pending.set(pending);
+    METRICS.outbox_oldest_seconds.set(oldest_seconds);
+    METRICS.outbox_dead.set(dead);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,7 +7,7 @@ pub mod front;
 pub mod host;
 pub mod problem;
 mod request;
-mod request_id;
+pub(crate) mod request_id;
 
+pub(crate) use request::malformed;
 pub use request::{Api, Needs};
-pub use request_id::request_id;

@@ -8,7 +8,7 @@ use super::answer;
 use super::auth::{Caller, Principals};
 use super::front::{Client, Head, Malformed, Response, Service};
 use super::problem::{self, Kind};
-use super::{host, request_id, request_id::request_id as id_of};
+use super::{host, request_id};
 use crate::call::key::BadKey;
 use crate::call::{self, Call, IdempotencyKey, Scope};
 use crate::observe;
@@ -178,7 +178,7 @@ impl Service for Api {
     type Admitted = Admitted;
 
     fn admit(&self, head: &Head<'_>) -> Result<Admitted, Response> {
-        self.check(head, &request_id(head))
+        self.check(head, &request_id::of(head))
     }
 
     fn respond(&self, admitted: Admitted, body: Vec<u8>, client: &Client) -> Response {

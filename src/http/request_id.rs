@@ -8,7 +8,7 @@ use super::front::Head;
 const LONGEST: usize = 128;
 
 /// The caller's `X-Request-Id`, if there is one and it is 1 to 128 of `[A-Za-z0-9_.:-]`, else a new one.
-pub fn request_id(head: &Head<'_>) -> String {
+pub(crate) fn of(head: &Head<'_>) -> String {
     let mut values = head.values("x-request-id");
     match (values.next(), values.next()) {
         (Some(id), None) if is_good(id) => id.to_owned(),
@@ -17,7 +17,7 @@ pub fn request_id(head: &Head<'_>) -> String {
 }
 
 /// An id that nobody had before.
-pub fn new() -> String {
+pub(crate) fn new() -> String {
     Uuid::now_v7().to_string()
 }
 

@@ -1,12 +1,15 @@
 //! All SQL, and all that knows PostgreSQL: the pools of connections, and free functions with a verb over one of them.
 //! No other module sees a `postgres::Error`.
 
+pub mod events;
 pub mod fault;
 pub mod migrate;
 pub mod once;
+pub mod outbox;
 mod pool;
 pub mod prepare;
 pub mod records;
+pub mod retention;
 pub mod rows;
 mod settings;
 mod tls;
