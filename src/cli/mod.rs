@@ -168,15 +168,10 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
             Ok(code(check_config::run(config, &arguments), CONFIGURATION))
         }
         Command::Verify(arguments) => Ok(code(verify::run(config, &arguments)?, FAILED)),
-<<<<<<< HEAD
         Command::Show(arguments) => {
             Ok(code(show::run(&settings::load(config)?, &arguments)?, FAILED))
         }
         Command::Sink(arguments) => done(sink::run(&arguments)),
-=======
-        Command::Show(arguments) => Ok(code(show::run(&settings::load(config)?, &arguments)?, FAILED)),
-        Command::Sink(arguments) => done(sink::run(arguments)),
->>>>>>> main
         Command::Token(arguments) => done(token::run(arguments)),
     }
 }

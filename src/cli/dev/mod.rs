@@ -9,7 +9,6 @@ mod guide;
 pub mod installation;
 mod part;
 mod place;
-<<<<<<< HEAD
 mod state;
 
 use std::ffi::OsStr;
@@ -211,13 +210,4 @@ impl Running {
 /// Between two looks at what cannot be waited on: processes, ports. A signal need not cut it short, it is that short.
 fn pause() {
     std::thread::park_timeout(LOOK_EVERY);
-=======
-
-/// To come.
-#[derive(Debug, clap::Args)]
-pub(super) struct Arguments {}
-
-pub(super) fn run(_: Arguments) -> anyhow::Result<std::process::ExitCode> {
-    anyhow::bail!("to come")
->>>>>>> main
 }
