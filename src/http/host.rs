@@ -11,9 +11,9 @@ pub fn is_ours(head: &Head<'_>, hosts: &[String]) -> bool {
     let Some(value) = head.values("host").next() else { return true };
     let name = without_port(value);
     is_loopback(name)
-        || hosts.iter().any(|host| {
-            host.eq_ignore_ascii_case(name) || host.eq_ignore_ascii_case(value)
-        })
+        || hosts
+            .iter()
+            .any(|host| host.eq_ignore_ascii_case(name) || host.eq_ignore_ascii_case(value))
 }
 
 fn without_port(value: &str) -> &str {

@@ -80,10 +80,8 @@ pub fn response(kind: Kind, detail: &str, instance: &str) -> Response {
         instance,
     };
     let body = serde_json::to_vec(&problem).expect("a struct of strings and numbers is JSON");
-    let mut headers = vec![
-        ("Content-Type", PROBLEM_JSON.to_owned()),
-        ("X-Request-Id", instance.to_owned()),
-    ];
+    let mut headers =
+        vec![("Content-Type", PROBLEM_JSON.to_owned()), ("X-Request-Id", instance.to_owned())];
     if kind == IN_PROGRESS || kind == UNAVAILABLE {
         headers.push(("Retry-After", "1".to_owned()));
     }

@@ -89,8 +89,7 @@ impl Api {
         }
         let key = IdempotencyKey::parse_header(head.values("idempotency-key"))
             .map_err(|bad| invalid(kind_of(&bad), &bad.to_string()))?;
-        check_media(head)
-            .map_err(|detail| invalid(problem::MEDIA_TYPE_UNSUPPORTED, detail))?;
+        check_media(head).map_err(|detail| invalid(problem::MEDIA_TYPE_UNSUPPORTED, detail))?;
         Ok(Admitted::Write { caller, operation: Arc::clone(operation), key, id: id.into() })
     }
 
@@ -100,12 +99,14 @@ impl Api {
             && !principals.are_configured()
             && !host::is_ours(head, hosts)
         {
-            return Err((problem::FORBIDDEN, "The host of the request is not one that is served here."));
+            return Err((
+                problem::FORBIDDEN,
+                "The host of the request is not one that is served here.",
+            ));
         }
-        principals.authenticate(head.values("authorization")).ok_or((
-            problem::UNAUTHORIZED,
-            "Send a valid token: Authorization: Bearer TOKEN.",
-        ))
+        principals
+            .authenticate(head.values("authorization"))
+            .ok_or((problem::UNAUTHORIZED, "Send a valid token: Authorization: Bearer TOKEN."))
     }
 
     fn check_look_up(
@@ -250,7 +251,7 @@ pub(crate) fn malformed(what: Malformed) -> Response {
     problem::response(kind, detail, &request_id::new())
 }
 
-fn not_allowed(allowed: &str, id: &str) -> Response {
+pub(crate) fn not_allowed(allowed: &str, id: &str) -> Response {
     let detail = format!("Only {allowed} is allowed here.");
     let mut response = problem::response(problem::METHOD_NOT_ALLOWED, &detail, id);
     response.headers.push(("Allow", allowed.to_owned()));

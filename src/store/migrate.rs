@@ -19,8 +19,13 @@ const MIGRATIONS: &[(&str, &str)] =
 const HISTORY: &str = "onced_migrations";
 
 /// The tables that the daemon reads and writes, and those that it only reads.
-const WRITTEN_TABLES: [&str; 3] =
-    ["idempotency_records", "outbox_events", "idempotency_tombstones"];
+const WRITTEN_TABLES: [&str; 5] = [
+    "idempotency_records",
+    "idempotency_tombstones",
+    "idempotency_audit",
+    "outbox_events",
+    "outbox_sink",
+];
 const READ_TABLES: [&str; 2] = ["onced_migrations", "onced_schema"];
 
 /// One migration at a time for a schema: held by the session, so that a crash lets go of it.
@@ -50,14 +55,21 @@ pub(super) const APPLIED_VERSIONS: &str = "SELECT version FROM onced_migrations 
 pub(super) const MINIMUM_VERSION: &str =
     "SELECT value FROM onced_schema WHERE name = 'minimum_version'";
 
-/// The tables on which the role lacks a right.
+/// The tables and sequences on which the role lacks a right: `$1` are read and written, `$2` only read.
 pub(super) const MISSING_RIGHTS: &str = "\
 SELECT current_user::text AS role, relname::text AS relation
 FROM pg_class
 WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())
-  AND (relname = ANY ($1) AND NOT (has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT')
-                                   AND has_table_privilege(oid, 'UPDATE') AND has_table_privilege(oid, 'DELETE'))
-       OR relname = ANY ($2) AND NOT has_table_privilege(oid, 'SELECT'))
+  AND NOT CASE
+      WHEN relkind = 'S' THEN regexp_replace(relname, '_id_seq$', '') <> ALL ($1)
+                               OR has_sequence_privilege(oid, 'USAGE')
+      WHEN relname = ANY ($1) THEN has_table_privilege(oid, 'SELECT')
+                               AND has_table_privilege(oid, 'INSERT')
+                               AND has_table_privilege(oid, 'UPDATE')
+                               AND has_table_privilege(oid, 'DELETE')
+      WHEN relname = ANY ($2) THEN has_table_privilege(oid, 'SELECT')
+      ELSE true
+  END
 ORDER BY relname";
 
 /// Whether a setup script left its transaction open, as it should.
@@ -378,6 +390,17 @@ mod tests {
         let numbers: Vec<i32> = MIGRATIONS.iter().map(|(name, _)| number(name)).collect();
         assert!(numbers.iter().copied().eq(1..=i32::try_from(numbers.len()).unwrap()));
         assert_eq!(migrations().unwrap().len(), MIGRATIONS.len());
+    }
+
+    #[test]
+    fn the_rights_on_every_table_are_checked() {
+        let known: Vec<&str> = WRITTEN_TABLES.into_iter().chain(READ_TABLES).collect();
+        for line in MIGRATIONS.iter().flat_map(|(_, sql)| sql.lines()) {
+            if let Some(rest) = line.strip_prefix("CREATE TABLE ") {
+                let table = rest.split([' ', '(']).next().unwrap();
+                assert!(known.contains(&table), "{table}");
+            }
+        }
     }
 
     #[test]

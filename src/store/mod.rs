@@ -1,8 +1,10 @@
 //! All SQL, and all that knows PostgreSQL: the pools of connections, and free functions with a verb over one of them.
 //! No other module sees a `postgres::Error`.
 
+mod dsn;
 pub mod events;
 pub mod fault;
+mod lexer;
 pub mod migrate;
 pub mod once;
 pub mod outbox;
@@ -19,8 +21,8 @@ use std::time::Duration;
 
 use crate::config;
 use crate::outcome::Fault;
+pub use dsn::check_dsn;
 pub use pool::{Client, Install};
-pub use settings::check_dsn;
 
 use pool::Pool;
 use settings::{Limits, Recipe};
@@ -59,8 +61,8 @@ pub struct Store {
 #[error("[database] cannot be used: {0}")]
 pub struct OpenError(String);
 
-/// One connection outside any pool, for a command: no limit on its statements, and no patience for a server that does
-/// not take it. Fails as [`Store::client`] does.
+/// One connection outside any pool, for a command such as `onced migrate`: it is made at once or not at all, and its
+/// statements have no time limit.
 pub fn connect(database: &config::Database) -> Result<postgres::Client, ConnectError> {
     let recipe = Recipe::new(database, Limits::NONE).map_err(OpenError)?;
     Ok(recipe.connect()?.client)
@@ -91,7 +93,7 @@ impl Store {
         let writing = Limits { statement: Some(writers.statement_timeout), lock };
         let other = Limits { statement: Some(OTHER_STATEMENT_TIMEOUT), lock };
         let for_writers = Recipe::new(database, writing).map_err(OpenError)?;
-        let for_others = Recipe::new(database, other).map_err(OpenError)?;
+        let for_others = for_writers.with(other);
         let others = relay.connections.get() + OTHER_CONNECTIONS;
         Ok(Store {
             writers: Pool::new(for_writers, writers.threads.get(), install),

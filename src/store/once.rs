@@ -13,8 +13,8 @@ use postgres::types::{IsNull, ToSql, Type, to_sql_checked};
 use postgres::{Row, Statement};
 use uuid::Uuid;
 
-use super::{Client, fault};
 use super::prepare::{self, Column, ColumnName, Columns, DescribeError};
+use super::{Client, fault};
 use crate::call::Call;
 use crate::observe;
 use crate::operations::Operation;
@@ -127,9 +127,11 @@ pub fn install(
                 None
             }
         };
-        functions.push_str(&columns.as_ref().map_or_else(String::new, |columns| {
-            operation_function(number, operation, columns)
-        }));
+        functions.push_str(
+            &columns
+                .as_ref()
+                .map_or_else(String::new, |columns| operation_function(number, operation, columns)),
+        );
         branches.push_str(&branch(number, operation, columns.as_ref()));
     }
     functions.push_str(&FUNCTION.replacen(OPERATIONS, branches.trim(), 1));
@@ -231,7 +233,8 @@ pub fn write(
         &max_response,
     ];
     let statement = client.prepared().ok_or_else(|| Whole::Fault(not_installed()))?;
-    let rows = client.query(&statement, &parameters).map_err(|error| whole(fault::classify(&error)))?;
+    let rows =
+        client.query(&statement, &parameters).map_err(|error| whole(fault::classify(&error)))?;
     replies(&rows, requests.len()).map_err(Whole::Fault)
 }
 
@@ -327,11 +330,7 @@ fn operation_fault(sqlstate: &str, text: &str) -> Fault {
 struct Jsonb<'a>(&'a str);
 
 impl ToSql for Jsonb<'_> {
-    fn to_sql(
-        &self,
-        _: &Type,
-        out: &mut BytesMut,
-    ) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
+    fn to_sql(&self, _: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn Error + Sync + Send>> {
         // The binary form of jsonb is a version number, 1, and the text.
         out.extend_from_slice(&[1]);
         out.extend_from_slice(self.0.as_bytes());

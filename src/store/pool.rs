@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,6 @@ use r2d2::{HandleError, ManageConnection, PooledConnection};
 use super::fault;
 use super::settings::{Made, Recipe};
 use super::wire::Patience;
-use crate::observe;
 use crate::outcome::{Fault, FaultKind};
 
 /// What is done to a new connection before anybody gets it; what it prepares stays with the connection.
@@ -43,8 +42,6 @@ struct Trouble {
     last: Mutex<Option<Fault>>,
     /// How many connections have broken. One that was made before the last of them is in doubt.
     breaks: AtomicU64,
-    /// Whether the operator knows that `synchronous_commit` had to be raised.
-    told_raised: AtomicBool,
 }
 
 struct Manager {
@@ -104,12 +101,6 @@ impl Trouble {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = fault;
     }
 
-    fn tell_raised_once(&self, lower: &str) {
-        if !self.told_raised.swap(true, Ordering::Relaxed) {
-            observe::synchronous_commit_raised(lower);
-        }
-    }
-
     /// Why there was no connection within `wait`.
     fn why(&self, wait: Duration) -> Fault {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -132,10 +123,7 @@ impl ManageConnection for Manager {
             .connect()
             .and_then(|mut made| (self.install)(&mut made.client).map(|prepared| (made, prepared)));
         self.trouble.set_last(made.as_ref().err().cloned());
-        let (Made { client, patience, raised_from }, prepared) = made?;
-        if let Some(lower) = raised_from {
-            self.trouble.tell_raised_once(&lower);
-        }
+        let (Made { client, patience }, prepared) = made?;
         Ok(Session { client, prepared, patience, sound_at, discarded: false })
     }
 

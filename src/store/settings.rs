@@ -1,15 +1,18 @@
 //! What a session is like: its settings, as options of the start-up packet, so that `RESET ALL` goes back to them; and
 //! the check that they arrived, because a pooler may drop them.
 
-use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use postgres::config::{Host, SslMode, SslNegotiation};
 
-use super::fault::{self, chain};
+use super::dsn::{is_local, parse_dsn};
+use super::fault;
 use super::tls;
 use super::wire::{Connector, Negotiation, Patience};
 use crate::config::{Database, Tls};
+use crate::observe;
 use crate::outcome::{Fault, FaultKind};
 
 /// The oldest server that is served, as `server_version_num` says it.
@@ -50,21 +53,17 @@ pub(super) struct Limits {
 pub(super) struct Recipe {
     session: postgres::Config,
     connector: Connector,
+    schema: String,
     settings: Vec<(&'static str, String)>,
     limits: Limits,
+    /// Whether `synchronous_commit` was found too low: a role or a database has it so.
+    raise_commit: Arc<AtomicBool>,
 }
 
 /// A new session and the means to say how long its server may be silent.
 pub(super) struct Made {
     pub(super) client: postgres::Client,
     pub(super) patience: Patience,
-    /// What `synchronous_commit` would have been, where it had to be raised.
-    pub(super) raised_from: Option<String>,
-}
-
-/// Checks a connection string without using it. The text of a problem never quotes the string, which holds a password.
-pub fn check_dsn(dsn: &str) -> Result<(), String> {
-    parse_dsn(dsn).map(drop)
 }
 
 impl Recipe {
@@ -88,31 +87,44 @@ impl Recipe {
         let patience = Patience::new(connect_timeout);
         let connector = Connector { tls, handshake: connect_timeout, patience };
         let settings = settings(&database.schema, limits);
-        Ok(Recipe { session, connector, settings, limits })
+        let schema = database.schema.clone();
+        Ok(Recipe { session, connector, schema, settings, limits, raise_commit: Arc::default() })
+    }
+
+    /// The same with other limits.
+    pub(super) fn with(&self, limits: Limits) -> Recipe {
+        let settings = settings(&self.schema, limits);
+        Recipe { settings, limits, ..self.clone() }
     }
 
     /// Connects and checks that the settings arrived.
     pub(super) fn connect(&self) -> Result<Made, Fault> {
-        let made = self.connect_with(&self.settings)?;
-        let Some(lower) = made.raised_from else { return Ok(made) };
-        // SET would be undone by the first RESET ALL, so the session is made again.
-        let mut settings = self.settings.clone();
-        settings.push(("synchronous_commit", "on".to_owned()));
-        let made = self.connect_with(&settings)?;
-        Ok(Made { raised_from: Some(lower), ..made })
+        let raise = self.raise_commit.load(Ordering::Relaxed);
+        let (made, lower) = self.connect_with(raise)?;
+        let Some(lower) = lower else { return Ok(made) };
+        if !self.raise_commit.swap(true, Ordering::Relaxed) {
+            observe::synchronous_commit_raised(&lower);
+        }
+        // SET would be undone by the first RESET ALL, so the session is made again, when this one is gone.
+        drop(made);
+        Ok(self.connect_with(true)?.0)
     }
 
-    fn connect_with(&self, settings: &[(&'static str, String)]) -> Result<Made, Fault> {
+    /// Also returns `synchronous_commit` where it is lower than what keeps an answer that was given.
+    fn connect_with(&self, raise_commit: bool) -> Result<(Made, Option<String>), Fault> {
+        let mut settings = self.settings.clone();
+        if raise_commit {
+            settings.push(("synchronous_commit", "on".to_owned()));
+        }
         let mut session = self.session.clone();
-        let options = options(session.get_options(), settings);
+        let options = options(session.get_options(), &settings);
         session.options(&options);
-        let starting = session.get_connect_timeout().copied().unwrap_or(GRACE);
-        let connector = Connector { patience: Patience::new(starting), ..self.connector.clone() };
-        let patience = connector.patience.clone();
+        let patience = Patience::new(self.connector.handshake);
+        let connector = Connector { patience: patience.clone(), ..self.connector.clone() };
         let mut client = session.connect(connector).map_err(|error| connect_fault(&error))?;
-        let raised_from = check_arrived(&mut client, settings)?;
+        let lower = check_arrived(&mut client, &settings)?;
         patience.set(self.patience());
-        Ok(Made { client, patience, raised_from })
+        Ok((Made { client, patience }, lower))
     }
 
     /// How long the server may be silent by default.
@@ -138,7 +150,7 @@ fn settings(schema: &str, limits: Limits) -> Vec<(&'static str, String)> {
         // The claim of a key relies on it: under a higher level a duplicate gets an error in place of the record.
         ("default_transaction_isolation", "read committed".to_owned()),
         // How values look as text must not depend on the role: what was answered once is answered again, byte for byte.
-        ("DateStyle", "ISO".to_owned()),
+        ("DateStyle", "ISO, MDY".to_owned()),
         ("TimeZone", "UTC".to_owned()),
         ("IntervalStyle", "postgres".to_owned()),
         ("extra_float_digits", "1".to_owned()),
@@ -206,19 +218,6 @@ fn bound_silence(session: &mut postgres::Config) {
     }
 }
 
-fn is_local(session: &postgres::Config) -> bool {
-    let addresses = session.get_hostaddrs();
-    if !addresses.is_empty() {
-        return addresses.iter().all(IpAddr::is_loopback);
-    }
-    session.get_hosts().iter().all(|host| match host {
-        Host::Unix(_) => true,
-        Host::Tcp(name) => {
-            name == "localhost" || name.parse().is_ok_and(|address: IpAddr| address.is_loopback())
-        }
-    })
-}
-
 fn connect_fault(error: &postgres::Error) -> Fault {
     let mut fault = fault::classify_connect(error);
     if fault.text.contains("unsupported startup parameter") {
@@ -231,8 +230,7 @@ fn connect_fault(error: &postgres::Error) -> Fault {
     fault
 }
 
-/// Asks the session for its settings. Returns `synchronous_commit` where it is lower than a promise to keep what was
-/// answered allows.
+/// Asks the session for its settings. Returns `synchronous_commit` where it is too low.
 fn check_arrived(
     client: &mut postgres::Client,
     settings: &[(&'static str, String)],
@@ -255,7 +253,7 @@ fn check_arrived(
     }
     let lost: Vec<_> = settings
         .iter()
-        .filter(|(name, value)| !is_same(name, value, value_of(name)))
+        .filter(|(name, value)| value != value_of(name))
         .map(|(name, value)| (*name, value.as_str(), value_of(name)))
         .collect();
     if !lost.is_empty() {
@@ -263,11 +261,6 @@ fn check_arrived(
     }
     let commit = value_of("synchronous_commit");
     Ok((!matches!(commit, "on" | "remote_apply")).then(|| commit.to_owned()))
-}
-
-/// Whether a setting arrived. The server adds the order of day and month, which is left to the role.
-fn is_same(name: &str, wanted: &str, found: &str) -> bool {
-    found == wanted || (name == "DateStyle" && found.starts_with("ISO,"))
 }
 
 fn lost_text(lost: &[(&str, &str, &str)]) -> String {
@@ -294,161 +287,9 @@ fn unusable(text: String) -> Fault {
     Fault { kind: FaultKind::Unreachable, sqlstate: None, text }
 }
 
-/// The connection string without its `sslmode`, which the crate knows only in part, and that.
-fn parse_dsn(dsn: &str) -> Result<(postgres::Config, Option<String>), String> {
-    let (rest, sslmode) = take_sslmode(dsn);
-    let session: postgres::Config = rest.parse().map_err(|error| dsn_problem(&error))?;
-    if session.get_hosts().is_empty() && session.get_hostaddrs().is_empty() {
-        return Err("it names no host".to_owned());
-    }
-    // Problems of the mode itself do not depend on the rest of the configuration.
-    tls::mode(Tls::Auto, sslmode.as_deref(), true)?;
-    Ok((session, sslmode))
-}
-
-/// Options of libpq that people have in their connection strings, and what to do here.
-const UNKNOWN_OPTIONS: [(&str, &str); 8] = [
-    ("sslrootcert", "name the certificates in database.ca_file"),
-    ("sslcert", "client certificates are not supported"),
-    ("sslkey", "client certificates are not supported"),
-    ("keepalives_count", "its name is keepalives_retries here"),
-    ("passfile", "put the password into the string, and the string into database.url_file"),
-    ("service", "write the service's parameters into the string"),
-    ("gssencmode", "leave it out"),
-    ("fallback_application_name", "use application_name"),
-];
-
-/// What is wrong with a connection string, without quoting it: what looks like an option's name may be half a password.
-fn dsn_problem(error: &postgres::Error) -> String {
-    let text = chain(error);
-    let unknown = UNKNOWN_OPTIONS.iter().find(|(name, _)| text.contains(&format!("`{name}`")));
-    if let Some((name, remedy)) = unknown {
-        return format!("the option {name} is not known: {remedy}");
-    }
-    let invalid = ["connect_timeout", "port", "sslnegotiation", "target_session_attrs", "hostaddr"]
-        .into_iter()
-        .find(|name| text.contains(&format!("invalid value for option `{name}`")));
-    match invalid {
-        Some(name) => format!("the value of {name} is not valid"),
-        None => "it is neither postgresql://USER:PASSWORD@HOST:PORT/DATABASE?OPTION=VALUE nor \
-                 host=… user=… dbname=…; special characters in a part of a URL are written as %XX, and \
-                 a value with spaces in quotes"
-            .to_owned(),
-    }
-}
-
-fn take_sslmode(dsn: &str) -> (String, Option<String>) {
-    if dsn.starts_with("postgres://") || dsn.starts_with("postgresql://") {
-        take_from_url(dsn)
-    } else {
-        take_from_pairs(dsn)
-    }
-}
-
-fn take_from_url(dsn: &str) -> (String, Option<String>) {
-    // A question mark before the first at sign belongs to the password.
-    let after_user = dsn.find('@').unwrap_or_default();
-    let Some(question) = dsn[after_user..].find('?').map(|at| after_user + at) else {
-        return (dsn.to_owned(), None);
-    };
-    let is_mode = |pair: &&str| pair.starts_with("sslmode=");
-    let pairs = || dsn[question + 1..].split('&');
-    let mode = pairs().filter(is_mode).next_back().map(|pair| pair["sslmode=".len()..].to_owned());
-    let others: Vec<&str> = pairs().filter(|pair| !is_mode(pair)).collect();
-    let base = &dsn[..question];
-    let rest =
-        if others.is_empty() { base.to_owned() } else { format!("{base}?{}", others.join("&")) };
-    (rest, mode)
-}
-
-fn take_from_pairs(dsn: &str) -> (String, Option<String>) {
-    let (mut rest, mut mode) = (String::new(), None);
-    let mut left = dsn;
-    while let Some((pair, after)) = split_pair(left) {
-        match pair.split_once('=') {
-            Some((name, value)) if name.trim() == "sslmode" => {
-                mode = Some(value.trim().trim_matches('\'').to_owned());
-            }
-            Some(_) | None => rest.push_str(pair),
-        }
-        left = after;
-    }
-    rest.push_str(left);
-    (rest, mode)
-}
-
-/// Splits the first `name = value` off, with the blanks before it. A value ends at a blank outside its quotes; a
-/// backslash takes the next character with it.
-fn split_pair(text: &str) -> Option<(&str, &str)> {
-    let equals = text.find('=')?;
-    let value = &text[equals + 1..];
-    let start = value.len() - value.trim_start().len();
-    let (mut quoted, mut escaped) = (false, false);
-    let end = value[start..]
-        .char_indices()
-        .find(|(_, c)| {
-            let was_escaped = escaped;
-            escaped = *c == '\\' && !was_escaped;
-            if *c == '\'' && !was_escaped {
-                quoted = !quoted;
-            }
-            c.is_whitespace() && !quoted && !was_escaped
-        })
-        .map_or(text.len(), |(at, _)| equals + 1 + start + at);
-    Some(text.split_at(end))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_mode_is_taken_out_of_both_kinds_of_strings() {
-        let table = [
-            ("postgresql://u:p?w@h/d?sslmode=verify-full", "postgresql://u:p?w@h/d", "verify-full"),
-            (
-                "postgres://h/d?application_name=x&sslmode=require&connect_timeout=3",
-                "postgres://h/d?application_name=x&connect_timeout=3",
-                "require",
-            ),
-            ("postgresql://u@h/d?options=-c%20a=b", "postgresql://u@h/d?options=-c%20a=b", ""),
-            ("host=h sslmode=verify-full user=u", "host=h user=u", "verify-full"),
-            (
-                "host=h password='a b\\' sslmode=x' user=u",
-                "host=h password='a b\\' sslmode=x' user=u",
-                "",
-            ),
-            ("host = h sslmode = 'disable'", "host = h", "disable"),
-            ("nonsense", "nonsense", ""),
-        ];
-        for (dsn, rest, mode) in table {
-            assert_eq!(
-                take_sslmode(dsn),
-                (rest.to_owned(), (!mode.is_empty()).then(|| mode.to_owned()))
-            );
-        }
-    }
-
-    #[test]
-    fn a_wrong_string_is_refused_without_quoting_it() {
-        let table = [
-            ("postgresql://u:hunter2@h:port/d", "value of port"),
-            ("host=h password=hun ter2 hunter2=1", "neither"),
-            ("host=h hunter2=1", "neither"),
-            ("postgresql://u:hunter2@h/d?sslrootcert=/x", "database.ca_file"),
-            ("postgresql://u:hunter2@h/d?sslmode=prefer", "clear text"),
-            ("host=h password=hunter2 connect_timeout=soon", "connect_timeout"),
-            ("user=u password=hunter2", "no host"),
-            ("", "no host"),
-        ];
-        for (dsn, word) in table {
-            let problem = check_dsn(dsn).unwrap_err();
-            assert!(problem.contains(word) && !problem.contains("hunter2"), "{dsn}: {problem}");
-        }
-        for dsn in ["postgresql://u:p@h:5433/d?sslmode=verify-full", "host=/tmp user=u"] {
-            assert_eq!(check_dsn(dsn), Ok(()));
-        }
-    }
 
     #[test]
     fn options_are_escaped_and_come_after_the_users_own() {
@@ -461,12 +302,11 @@ mod tests {
     }
 
     #[test]
-    fn only_loopback_and_sockets_are_local() {
-        let local = |dsn: &str| is_local(&dsn.parse().unwrap());
-        assert!(local("host=/run/postgresql"));
-        assert!(local("host=localhost,127.0.0.5,::1"));
-        assert!(local("host=db hostaddr=127.0.0.1"));
-        assert!(!local("host=localhost,db"));
-        assert!(!local("host=localhost hostaddr=192.0.2.1"));
+    fn what_a_pooler_dropped_is_named_with_the_statement_that_sets_it_for_the_role() {
+        let lost = [("search_path", "\"s\", pg_temp", "public"), ("lock_timeout", "2000", "0")];
+        let text = lost_text(&lost);
+        assert!(text.contains("search_path is \"public\", lock_timeout is \"0\""), "{text}");
+        assert!(text.contains("SET search_path = \"s\", pg_temp;"), "{text}");
+        assert!(text.contains("SET lock_timeout = '2000';"), "{text}");
     }
 }

@@ -197,9 +197,8 @@ impl Writer {
     /// Answers the jobs that came too late or whose caller has gone away, and gives the others.
     fn still_wanted(&mut self, batch: Vec<Job>) -> Vec<Job> {
         let now = Instant::now();
-        let (wanted, late): (Vec<_>, Vec<_>) = batch
-            .into_iter()
-            .partition(|job| job.deadline > now && !job.pending.is_abandoned());
+        let (wanted, late): (Vec<_>, Vec<_>) =
+            batch.into_iter().partition(|job| job.deadline > now && !job.pending.is_abandoned());
         for job in late {
             self.settle(job, Outcome::Unavailable(Reason::Deadline));
         }
@@ -274,8 +273,8 @@ impl Writer {
             None => self.store.writer(CONNECTION_WAIT).map_err(Attempt::NoConnection)?,
         };
         let began = Instant::now();
-        let written =
-            catch_unwind(AssertUnwindSafe(|| self.send(&mut client, batch))).unwrap_or_else(|panic| {
+        let written = catch_unwind(AssertUnwindSafe(|| self.send(&mut client, batch)))
+            .unwrap_or_else(|panic| {
                 Err(Whole::Fault(panicked(&threads::panic_text(panic.as_ref()))))
             });
         METRICS.batch_size.observe(f64::from(u32::try_from(batch.len()).unwrap_or(u32::MAX)));

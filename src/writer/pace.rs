@@ -23,9 +23,8 @@ impl Paces {
     }
 
     pub(super) fn is_slow(&self, operation: &Operation) -> bool {
-        self.average(operation).is_some_and(|average| {
-            u128::from(average.load(Ordering::Relaxed)) >= SLOW.as_micros()
-        })
+        self.average(operation)
+            .is_some_and(|average| u128::from(average.load(Ordering::Relaxed)) >= SLOW.as_micros())
     }
 
     /// Learns how long one run took.

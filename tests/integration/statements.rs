@@ -1,12 +1,10 @@
-use onced::store::{self, STATEMENTS, migrate::migrate};
+use onced::store::STATEMENTS;
 
-use crate::database::{TestDatabase, database_at};
+use crate::testbed::TestDatabase;
 
 #[test]
 fn every_statement_prepares() {
-    let database = TestDatabase::create("statements");
-    let mut client = store::connect(&database_at(&database.url)).unwrap();
-    migrate(&mut client, "public", &[]).unwrap();
+    let (_database, mut client) = TestDatabase::migrated("statements");
     for (name, sql) in STATEMENTS {
         if let Err(error) = client.prepare(sql) {
             panic!("{name}: {error:?}");
