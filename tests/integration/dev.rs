@@ -293,9 +293,13 @@ impl Dev {
 
 impl Drop for Dev {
     fn drop(&mut self) {
-        // A test that fails leaves nothing running: the parts end with their parent.
+        // The parts end with their parent, also where the test has failed.
         drop(self.process.kill());
         drop(self.process.wait());
+        let deadline = Instant::now() + LIMIT;
+        while !self.processes().is_empty() && Instant::now() < deadline {
+            std::thread::park_timeout(Duration::from_millis(10));
+        }
     }
 }
 
