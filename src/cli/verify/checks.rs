@@ -151,9 +151,8 @@ fn concurrent_calls(run: &mut Run) -> anyhow::Result<Verdict> {
         1 => "all bodies equal".to_owned(),
         count => format!("{count} different bodies"),
     };
-    Ok(remarks.verdict(format!(
-        "{good} of {CALLERS} succeeded, {replayed} replayed, {bodies}; {rows}"
-    )))
+    Ok(remarks
+        .verdict(format!("{good} of {CALLERS} succeeded, {replayed} replayed, {bodies}; {rows}")))
 }
 
 /// Sends the same order on as many threads, and waits for all answers.
