@@ -70,7 +70,7 @@ pub struct Client {
 impl Pool {
     pub(super) fn new(recipe: Recipe, size: usize, install: Install) -> Pool {
         let trouble = Arc::<Trouble>::default();
-        let patience = recipe.patience();
+        let patience = recipe.silence;
         let manager = Manager { recipe, install, trouble: Arc::clone(&trouble) };
         let pool = r2d2::Pool::builder()
             .max_size(u32::try_from(size).unwrap_or(u32::MAX))
