@@ -33,11 +33,17 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(15);
 /// A server that gave no answer this long after the timeout that should have ended the statement gives none any more.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The settings of a new session.
+/// The settings of a new session, and whether it is one: see [`TAKE_SESSION`].
 pub(super) const SESSION_SETTINGS: &str = "\
 SELECT name, setting
 FROM pg_settings
-WHERE name = ANY ($1)";
+WHERE name = ANY ($1)
+UNION ALL
+SELECT 'onced.session', current_setting('onced.session', true)";
+
+/// Marks a session as somebody's. One that is marked when it is new is handed around by a pooler, and what is made in
+/// it, as our functions are, would be gone or somebody else's with the next transaction.
+const TAKE_SESSION: &str = "SET onced.session = 'taken'";
 
 /// No limits: what RESET ALL goes back to may have some, where a pooler is in between.
 pub(super) const UNLIMITED: &str = "SET statement_timeout = 0; SET lock_timeout = 0";
@@ -131,7 +137,8 @@ impl Recipe {
         let connector = Connector { patience: patience.clone(), ..self.connector.clone() };
         let mut client = session.connect(connector).map_err(|error| connect_fault(&error))?;
         let lower = check_arrived(&mut client, &settings)?;
-        client.batch_execute(&self.set).map_err(|error| fault::classify_connect(&error))?;
+        let set = format!("{TAKE_SESSION}; {}", self.set);
+        client.batch_execute(&set).map_err(|error| fault::classify_connect(&error))?;
         patience.set(self.silence);
         Ok((Made { client, patience }, lower))
     }
@@ -242,12 +249,19 @@ fn check_arrived(
     let rows = client
         .query(SESSION_SETTINGS, &[&names])
         .map_err(|error| fault::classify_connect(&error))?;
-    let found: Vec<(String, String)> =
+    let found: Vec<(&str, Option<&str>)> =
         rows.iter().map(|row| (row.get("name"), row.get("setting"))).collect();
     let value_of = |name: &str| {
-        let value = found.iter().find(|(found, _)| found == name);
-        value.map_or("", |(_, value)| value.as_str())
+        let value = found.iter().find(|(found, _)| *found == name);
+        value.and_then(|(_, value)| *value).unwrap_or_default()
     };
+    if !value_of("onced.session").is_empty() {
+        return Err(unusable(
+            "a pooler stands in front of PostgreSQL and gives one session to several connections: pool by session \
+             (PgBouncer: pool_mode = session, server_reset_query = DISCARD ALL), or connect to PostgreSQL directly"
+                .to_owned(),
+        ));
+    }
     let version: u32 = value_of("server_version_num").parse().unwrap_or_default();
     if version < OLDEST_SERVER {
         let version = value_of("server_version");

@@ -79,6 +79,18 @@ fn a_higher_synchronous_commit_and_a_name_of_the_users_own_are_kept() {
 }
 
 #[test]
+fn a_session_that_is_somebody_elses_already_is_refused() {
+    let database = TestDatabase::create("shared");
+    let role = TestRole::create("shared");
+    // As a pooler that changes sessions with each transaction makes it look.
+    let set = format!("ALTER ROLE \"{}\" SET onced.session = 'taken'", role.0);
+    admin().batch_execute(&set).unwrap();
+    let fault = open(&role.dsn(&database)).client(Duration::from_millis(500)).unwrap_err();
+    assert_eq!(fault.kind, FaultKind::Unreachable);
+    assert!(fault.text.contains("pool_mode = session"), "{fault}");
+}
+
+#[test]
 fn a_database_that_is_down_is_a_fault_with_the_reason() {
     let store = open("postgresql://postgres@127.0.0.1:1/postgres");
     let fault = store.client(Duration::from_millis(300)).unwrap_err();
