@@ -26,6 +26,7 @@ pub mod relay; // the outbox, from row to webhook
 pub mod admin; // the operator's listener: health, metrics, API
 pub mod config; // the file: raw to checked
 pub mod observe; // every fact worth telling: log lines and metrics
+pub mod prober; // whether the database answers
 pub mod signals; // signals and the service manager
 pub mod threads; // named threads, the panic fence, the loop of a poller
 

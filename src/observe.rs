@@ -4,12 +4,17 @@
 //! are fixed here: `request_id, scope, operation, event_id, event_key, attempt, status, elapsed_ms`. Idempotency keys
 //! are the callers' data: they are logged at `debug` only, and never become a label.
 
+use std::io::IsTerminal;
 use std::sync::LazyLock;
 
 use prometheus::{
     Encoder, Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
     TextEncoder,
 };
+
+use tracing_subscriber::EnvFilter;
+
+use crate::config::{Log, LogFormat};
 
 /// The metrics of the process.
 pub static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
@@ -161,6 +166,28 @@ impl Metrics {
     }
 }
 
+/// Starts the log, on standard error. `ONCED_LOG` overrides the configured level with a filter of `tracing`.
+///
+/// A line has no time of its own where the journal puts one, and colour only on a terminal.
+pub fn start_log(log: &Log) {
+    let filter = std::env::var("ONCED_LOG").unwrap_or_else(|_| log.level.clone());
+    let is_terminal = std::io::stderr().is_terminal();
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::builder().parse_lossy(filter))
+        .with_writer(std::io::stderr)
+        .with_ansi(is_terminal)
+        // A line that cannot be written must not end the thread that wanted to say it.
+        .log_internal_errors(false);
+    let in_journal = std::env::var_os("JOURNAL_STREAM").is_some() && !is_terminal;
+    let started = match (log.format, in_journal) {
+        (LogFormat::Json, _) => builder.json().flatten_event(true).try_init(),
+        (LogFormat::Text, true) => builder.with_target(false).without_time().try_init(),
+        (LogFormat::Text, false) => builder.with_target(false).try_init(),
+    };
+    // It fails only where a log was started before, as tests do.
+    started.unwrap_or_default();
+}
+
 /// All metrics in Prometheus's text format.
 pub fn metrics_text() -> String {
     let mut text = Vec::new();
@@ -273,7 +300,7 @@ pub fn check_filter(filter: &str) -> Result<(), String> {
     if let Some(word) = bare.find(|word| !is_level(word)) {
         return Err(format!("{word:?} is not one of {}", LEVELS.join(", ")));
     }
-    let parsed = tracing_subscriber::EnvFilter::builder().parse(filter);
+    let parsed = EnvFilter::builder().parse(filter);
     parsed.map(|_| ()).map_err(|error| error.to_string())
 }
 
@@ -423,6 +450,77 @@ pub fn backlog(pending: i64, oldest_seconds: i64, dead: i64) {
     METRICS.outbox_pending.set(pending);
     METRICS.outbox_oldest_seconds.set(oldest_seconds);
     METRICS.outbox_dead.set(dead);
+}
+
+/// The daemon serves.
+pub fn started(http: &str, admin: &str, config: &crate::config::Config) {
+    for warning in &config.warnings {
+        tracing::warn!("{warning}");
+    }
+    let operations =
+        config.operations.iter().map(|operation| operation.name.as_str()).collect::<Vec<_>>();
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        config = %config.file.display(),
+        http,
+        admin,
+        operations = operations.join(","),
+        principals = config.principals.len(),
+        "onced serves"
+    );
+}
+
+/// The daemon started, and the database does not answer yet.
+pub fn started_without_database(fault: &crate::outcome::Fault) {
+    tracing::warn!(%fault, "the database does not answer; starting all the same");
+}
+
+/// The database answers, takes writes, and its schema fits.
+pub fn database_ready() {
+    tracing::info!("the database is ready");
+}
+
+/// The database cannot be worked with.
+pub fn database_lost(reason: &str) {
+    tracing::warn!(reason, "not ready");
+}
+
+/// A signal asked to stop.
+pub fn stopping(within: std::time::Duration) {
+    tracing::info!(within_s = within.as_secs(), "stopping; a second signal stops at once");
+}
+
+/// The daemon has stopped; `left` are the threads that still ran at the deadline.
+pub fn stopped(left: &[String]) {
+    if left.is_empty() {
+        tracing::info!("stopped in order");
+    } else {
+        let threads = left.join(",");
+        tracing::error!(threads, "stopped at the end of shutdown_timeout with threads still running");
+    }
+}
+
+/// A thread makes no progress: the watchdog is not fed.
+pub fn thread_stuck(thread: &str) {
+    tracing::error!(thread, "a thread makes no progress; the watchdog is not fed");
+}
+
+/// Principals and secrets were read anew.
+pub fn reloaded(needs_restart: &[String]) {
+    tracing::info!("principals and the sink's secrets were read anew");
+    for key in needs_restart {
+        tracing::warn!(key, "changed in the configuration; it takes effect at the next start");
+    }
+}
+
+/// The configuration could not be read anew: what was in force stays in force.
+pub fn reload_refused(problems: &crate::config::Problems) {
+    tracing::error!(%problems, "the configuration has problems; the one in force stays in force");
+}
+
+/// The service manager cannot be told anything.
+pub fn service_manager_deaf(error: &std::io::Error) {
+    tracing::debug!(%error, "the service manager could not be notified");
 }
 
 #[cfg(test)]

@@ -49,9 +49,9 @@ pub(super) fn run(config: Option<PathBuf>, arguments: &Arguments) -> bool {
         Err(problems) => found.problems = problems.0.into_iter().map(finding).collect(),
     }
     if arguments.json {
-        say_json(&report(&found))
+        say_json(&report(&found));
     } else {
-        tell(&found)
+        tell(&found);
     }
     found.problems.is_empty()
 }

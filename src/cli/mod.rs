@@ -17,13 +17,16 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::config::Problems;
 use output::{Style, complain, styled_error};
 
 /// Exit code: it was tried, and failed.
 const FAILED: u8 = 1;
+/// Exit code: what was typed makes no sense.
+const USAGE: u8 = 2;
 /// Exit code: the configuration is wrong; trying again without a change is no use.
 const CONFIGURATION: u8 = 78;
 
@@ -86,6 +89,25 @@ enum Command {
     Token(token::Arguments),
 }
 
+impl Arguments {
+    /// An error where `--config` was given to a command that reads none: it must not seem to have had an effect.
+    fn useless_config(&self) -> Option<clap::Error> {
+        let name = match self.command {
+            Command::Dev(_) => "dev",
+            Command::Sink(_) => "sink",
+            Command::Token(_) => "token",
+            Command::Serve(_)
+            | Command::Migrate(_)
+            | Command::CheckConfig(_)
+            | Command::Verify(_)
+            | Command::Show(_) => return None,
+        };
+        self.config.as_ref()?;
+        let message = format!("`onced {name}` reads no configuration file: leave --config out");
+        Some(Arguments::command().error(ErrorKind::ArgumentConflict, message))
+    }
+}
+
 /// A command that did not do what it was asked to.
 enum Failure {
     /// Exit code 1.
@@ -116,6 +138,10 @@ pub fn main() -> ExitCode {
             return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(FAILED));
         }
     };
+    if let Some(error) = arguments.useless_config() {
+        error.print().ok();
+        return ExitCode::from(USAGE);
+    }
     match run(arguments) {
         Ok(code) => code,
         Err(Failure::Failed(error)) => {
@@ -136,7 +162,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
     }
     match command {
         Command::Serve(arguments) => serve::run(config, &arguments),
-        Command::Dev(arguments) => Ok(dev::run(arguments)?),
+        Command::Dev(arguments) => Ok(dev::run(&arguments)?),
         Command::Migrate(arguments) => done(migrate::run(&settings::load(config)?, &arguments)),
         Command::CheckConfig(arguments) => {
             Ok(code(check_config::run(config, &arguments), CONFIGURATION))
@@ -145,7 +171,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Command::Show(arguments) => {
             Ok(code(show::run(&settings::load(config)?, &arguments)?, FAILED))
         }
-        Command::Sink(arguments) => done(sink::run(arguments)),
+        Command::Sink(arguments) => done(sink::run(&arguments)),
         Command::Token(arguments) => done(token::run(arguments)),
     }
 }
@@ -160,8 +186,6 @@ fn code(good: bool, otherwise: u8) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

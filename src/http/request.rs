@@ -251,7 +251,7 @@ pub(crate) fn malformed(what: Malformed) -> Response {
     problem::response(kind, detail, &request_id::new())
 }
 
-fn not_allowed(allowed: &str, id: &str) -> Response {
+pub(crate) fn not_allowed(allowed: &str, id: &str) -> Response {
     let detail = format!("Only {allowed} is allowed here.");
     let mut response = problem::response(problem::METHOD_NOT_ALLOWED, &detail, id);
     response.headers.push(("Allow", allowed.to_owned()));

@@ -1,8 +1,9 @@
 //! The private cluster, and everything that `onced dev` starts.
 
-use std::io::{BufRead, BufReader};
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::io::{BufRead, BufReader, Lines, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use onced::cli::dev::cluster::{Cluster, ClusterError, Options};
@@ -211,4 +212,207 @@ fn the_data_is_closed_to_others() {
         let mode = directory.path().join(private).metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o077, 0, "{private} has mode {mode:o}");
     }
+}
+
+/// `onced dev` as a process, on ports of its own.
+struct Dev {
+    process: Child,
+    state: PathBuf,
+    http: SocketAddr,
+    sink: SocketAddr,
+    /// What it says on standard output.
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+fn dev(addresses: [SocketAddr; 3]) -> Command {
+    let [http, admin, sink] = addresses.map(|address| address.to_string());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_onced"));
+    command
+        .args(["dev", "--http", &http, "--admin", &admin, "--sink", &sink])
+        // They would override what `onced dev` configures, and must not.
+        .env("ONCED_HTTP_LISTEN", "127.0.0.1:1")
+        .env("ONCED_DATABASE_URL", "postgresql://nowhere.invalid/x");
+    command
+}
+
+fn free_addresses() -> [SocketAddr; 3] {
+    let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    listeners.map(|listener| listener.local_addr().unwrap())
+}
+
+impl Dev {
+    fn start(state: &Path) -> Dev {
+        let addresses = free_addresses();
+        let mut process = dev(addresses)
+            .arg("--state")
+            .arg(state)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        let [http, _, sink] = addresses;
+        let mut dev = Dev { process, state: state.to_owned(), http, sink, lines };
+        assert!(dev.says("onced is running"), "it ended before it was running");
+        dev
+    }
+
+    /// Whether it says something sooner or later.
+    fn says(&mut self, text: &str) -> bool {
+        self.lines.any(|line| line.unwrap().contains(text))
+    }
+
+    /// Sends an order; returns the status and whether the answer is a replay.
+    fn order(&self, key: &str) -> (u16, bool) {
+        let body = r#"{"item": "widget", "quantity": 1}"#;
+        let request = format!(
+            "POST /v1/orders HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nIdempotency-Key: {key}\r\n\
+             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+            self.http,
+            body.len()
+        );
+        let answer = exchange(self.http, &request);
+        let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, answer.to_lowercase().contains("idempotent-replayed: true"))
+    }
+
+    /// What is left running of it.
+    fn processes(&self) -> Vec<String> {
+        processes_about(&self.state)
+    }
+
+    fn end(&mut self) -> ExitStatus {
+        let mut end = None;
+        wait_until("onced dev ends", || {
+            end = self.process.try_wait().unwrap();
+            end.is_some()
+        });
+        end.unwrap()
+    }
+}
+
+impl Drop for Dev {
+    fn drop(&mut self) {
+        // A test that fails leaves nothing running: the parts end with their parent.
+        drop(self.process.kill());
+        drop(self.process.wait());
+    }
+}
+
+fn exchange(address: SocketAddr, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn dev_serves_the_example_and_on_a_signal_leaves_no_process() {
+    let directory = directory();
+    let mut dev = Dev::start(directory.path());
+    assert_eq!(dev.order("k-1"), (201, false));
+    assert_eq!(dev.order("k-1"), (201, true));
+    let request = "GET /events HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    wait_until("both events arrive", || {
+        let events = exchange(dev.sink, request);
+        events.contains("order.created") && events.contains("audit.order_created")
+    });
+    kill("TERM", dev.process.id());
+    assert_eq!(dev.end().code(), Some(0));
+    assert_eq!(dev.processes(), Vec::<String>::new());
+
+    let mut again = Dev::start(directory.path());
+    assert_eq!(again.order("k-1"), (201, true), "what was written is there the next time");
+    kill("INT", again.process.id());
+    assert_eq!(again.end().code(), Some(0));
+    assert_eq!(again.processes(), Vec::<String>::new());
+}
+
+#[test]
+fn every_promise_that_verify_can_try_holds_for_dev() {
+    let directory = directory();
+    let dev = Dev::start(directory.path());
+    let verify = Command::new(env!("CARGO_BIN_EXE_onced"))
+        .args(["verify", "--json", "--config"])
+        .arg(dev.state.join("onced.toml"))
+        .env_remove("ONCED_DATABASE_URL")
+        .output()
+        .unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&verify.stdout).unwrap();
+    let results: Vec<&str> = report["checks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|check| check["result"].as_str().unwrap())
+        .collect();
+    let expected = ["passed", "passed", "passed", "passed", "passed", "skipped", "skipped"];
+    assert_eq!(results, expected, "{report:#}");
+    assert!(report.to_string().contains("1 record, 1 order, 2 events"), "{report:#}");
+    assert_eq!(verify.status.code(), Some(0));
+}
+
+#[test]
+fn a_second_dev_says_what_is_already_running_and_disturbs_nothing() {
+    let directory = directory();
+    let first = Dev::start(directory.path());
+    let second = dev(free_addresses()).arg("--state").arg(directory.path()).output().unwrap();
+    let told = String::from_utf8(second.stderr).unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    assert!(told.contains(&format!("process {}", first.process.id())), "{told}");
+    assert!(told.contains(&format!("http://{}", first.http)), "{told}");
+    assert_eq!(first.order("k-1"), (201, false));
+}
+
+#[test]
+fn a_killed_dev_leaves_no_process_and_the_next_one_goes_on_with_its_data() {
+    let directory = directory();
+    let mut dev = Dev::start(directory.path());
+    assert_eq!(dev.order("k-1"), (201, false));
+    kill("KILL", dev.process.id());
+    dev.end();
+    wait_until("nothing of it runs", || dev.processes().is_empty());
+    assert_eq!(Dev::start(directory.path()).order("k-1"), (201, true));
+}
+
+#[test]
+fn a_part_that_dies_stops_dev_with_a_word_on_it() {
+    let directory = directory();
+    let mut dev = Dev::start(directory.path());
+    let postmaster = std::fs::read_to_string(directory.path().join("postgres/data/postmaster.pid"));
+    kill("KILL", postmaster.unwrap().lines().next().unwrap().parse().unwrap());
+    assert_eq!(dev.end().code(), Some(1));
+    wait_until("nothing of it runs", || dev.processes().is_empty());
+}
+
+#[test]
+fn a_port_that_somebody_else_holds_is_told_with_the_flag_that_chooses_another() {
+    let directory = directory();
+    let addresses = free_addresses();
+    let _holder = TcpListener::bind(addresses[1]).unwrap();
+    let output = dev(addresses).arg("--state").arg(directory.path()).output().unwrap();
+    let told = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(told.contains("--admin") && told.contains(&addresses[1].to_string()), "{told}");
+    assert_eq!(processes_about(directory.path()), Vec::<String>::new());
+}
+
+#[test]
+fn an_ephemeral_dev_leaves_no_data() {
+    let mut process =
+        dev(free_addresses()).arg("--ephemeral").stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+    let place = lines.find_map(|line| {
+        let line = line.unwrap();
+        let (_, place) = line.split_once("in /tmp/onced-dev-")?;
+        Some(PathBuf::from(format!("/tmp/onced-dev-{place}")))
+    });
+    let place = place.unwrap().parent().unwrap().to_owned();
+    assert!(place.is_dir());
+    assert!(lines.any(|line| line.unwrap().contains("onced is running")));
+    kill("TERM", process.id());
+    assert_eq!(process.wait().unwrap().code(), Some(0));
+    assert!(!place.exists());
+    assert_eq!(processes_about(&place), Vec::<String>::new());
 }

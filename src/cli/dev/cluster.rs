@@ -19,12 +19,11 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::installation::{Installation, NoInstallation};
+use super::pause;
 use super::place::{PORT, Place, file_error};
 
 /// The superuser of the cluster, and the database that it has from the start.
 const SUPERUSER: &str = "postgres";
-/// How often a condition is looked at while it is waited for.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// How long an immediate shutdown may take before the process is killed.
 const IMMEDIATE_LIMIT: Duration = Duration::from_secs(5);
 /// As much of the log's end as a message shows, in bytes.
@@ -384,9 +383,4 @@ fn tail(log: &Path) -> io::Result<String> {
     let mut text = Vec::new();
     log.take(TAIL).read_to_end(&mut text)?;
     Ok(String::from_utf8_lossy(&text).into_owned())
-}
-
-/// Between two looks at a process or a file, which have nothing that one could wait on. Every loop has a deadline.
-fn pause() {
-    std::thread::park_timeout(LOOK_EVERY);
 }

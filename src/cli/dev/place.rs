@@ -208,7 +208,7 @@ fn runner(data: &Path) -> Result<Option<User>, ClusterError> {
 }
 
 /// Whether the user may enter the directory and all above it; the first one that it may not is told.
-pub(super) fn check_reach(directory: &Path, user: &User) -> Result<(), ClusterError> {
+fn check_reach(directory: &Path, user: &User) -> Result<(), ClusterError> {
     let mut above: Vec<&Path> = directory.ancestors().collect();
     above.reverse();
     for step in above {
@@ -226,6 +226,18 @@ pub(super) fn check_reach(directory: &Path, user: &User) -> Result<(), ClusterEr
         }
     }
     Ok(())
+}
+
+/// Whether a cluster could be in a directory that need not be there yet: as root, its other user must get to it.
+pub(super) fn is_within_reach(directory: &Path) -> Result<bool, ClusterError> {
+    let Some(user) = runner(directory)? else { return Ok(true) };
+    let existing = directory.ancestors().find(|step| step.is_dir()).unwrap_or(Path::new("/"));
+    let existing = fs::canonicalize(existing).map_err(file_error("resolve", existing))?;
+    match check_reach(&existing, &user) {
+        Ok(()) => Ok(true),
+        Err(ClusterError::OutOfReach { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 fn lock(directory: &Path) -> Result<File, ClusterError> {

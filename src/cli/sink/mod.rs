@@ -83,18 +83,18 @@ struct Body {
     event_type: String,
 }
 
-pub(super) fn run(arguments: Arguments) -> anyhow::Result<()> {
+pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let listen = arguments.listen;
     anyhow::ensure!(
         listen.ip().is_loopback(),
         "onced sink is a sample for this machine: {listen} is not a loopback address"
     );
-    let consumer = Arc::new(Consumer::new(&arguments)?);
+    let consumer = Arc::new(Consumer::new(arguments)?);
     let server = Server::http(listen)
         .map_err(|error| anyhow::anyhow!("cannot listen on {listen}: {error}"))?;
     let server = Arc::new(server);
     if !arguments.json {
-        greet(&arguments, &server);
+        greet(arguments, &server);
     }
     let (deaths, died) = bounded(WORKERS);
     let (broke, broken) = bounded::<anyhow::Error>(WORKERS);
@@ -123,13 +123,12 @@ pub(super) fn run(arguments: Arguments) -> anyhow::Result<()> {
 }
 
 fn greet(arguments: &Arguments, server: &Server) {
-    say(format_args!("listening on http://{}", server.server_addr()));
+    say(format_args!("The sink listens on http://{}.", server.server_addr()));
     if arguments.secret_file.is_empty() {
         complain("no --secret-file: signatures are not checked, anybody on this machine can send");
     }
-    match &arguments.state {
-        Some(file) => say(format_args!("remembering events in {}", file.display())),
-        None => complain("no --state: after a restart, repeats will be taken for new"),
+    if arguments.state.is_none() {
+        complain("no --state: after a restart, repeats will be taken for new");
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use anyhow::Context;
@@ -68,7 +69,7 @@ impl Seen {
     /// Reads what the file remembers; makes the file where there is none. A last line that was cut short by a crash
     /// was never answered for, and is taken away.
     pub(super) fn open(path: &Path) -> anyhow::Result<Seen> {
-        let file = OpenOptions::new().read(true).append(true).create(true).open(path);
+        let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path);
         let file = file.with_context(|| format!("cannot open {}", path.display()))?;
         let lock = file.try_lock();
         lock.with_context(|| format!("{} is in use by another onced sink", path.display()))?;
@@ -181,6 +182,7 @@ mod tests {
         let mut again = Seen::open(&file).unwrap();
         let repeat = again.take(delivery("a:1", "x")).unwrap();
         assert_eq!(repeat, Taken::Repeat { deliveries: 2, changed: false });
+        drop(again);
         assert_eq!(Seen::open(&file).unwrap().event("a:1").unwrap().deliveries, 2);
     }
 
@@ -195,6 +197,7 @@ mod tests {
 
         let mut again = Seen::open(&file).unwrap();
         assert_eq!(again.take(delivery("a:2", "y")).unwrap(), Taken::New);
+        drop(again);
         let events = Seen::open(&file).unwrap().events().to_vec();
         assert_eq!(events.iter().map(|e| e.id.as_str()).collect::<Vec<_>>(), ["a:1", "a:2"]);
     }

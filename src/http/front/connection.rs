@@ -115,7 +115,7 @@ impl<S: Service> Connection<S> {
             self.send(write::CONTINUE, &[])?;
         }
         let body = body::read(&mut self.incoming, framing.length, self.limits.max_body, deadline)?;
-        self.client.set_pipelined(!self.incoming.is_empty());
+        self.client.set_is_there(self.is_last || !self.incoming.is_empty());
         let response = self.fenced(|service, client| service.respond(admitted, body, client))?;
         self.answer(&response, framing)
     }

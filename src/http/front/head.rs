@@ -122,12 +122,12 @@ fn fault(error: httparse::Error, bytes: &[u8]) -> Malformed {
     }
 }
 
-/// Whether the request line ends as one of HTTP does: the fault is in the version's number.
+/// Whether the request line ends in a version of HTTP that is neither of the two: the fault is there.
 fn names_a_version(bytes: &[u8]) -> bool {
     let line = bytes.split(|byte| *byte == b'\r').next().unwrap_or_default();
     let version = line.rsplit(|byte| *byte == b' ').next().unwrap_or_default();
     matches!(version, [b'H', b'T', b'T', b'P', b'/', major, b'.', minor]
-        if major.is_ascii_digit() && minor.is_ascii_digit())
+        if major.is_ascii_digit() && minor.is_ascii_digit() && !matches!(version, b"HTTP/1.0" | b"HTTP/1.1"))
 }
 
 /// The value of a field that may be there once at most.

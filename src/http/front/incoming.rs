@@ -65,6 +65,9 @@ impl Incoming {
     /// Drops the first `count` bytes of what is buffered.
     pub(super) fn consume(&mut self, count: usize) {
         self.start += count;
+        if self.is_empty() {
+            (self.start, self.end) = (0, 0);
+        }
     }
 
     /// Waits for the first byte of a request, at most for the connection's `keep_alive`. False at the end of it.

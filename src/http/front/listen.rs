@@ -219,8 +219,8 @@ fn take_at(handed_over: &mut ListenFd, at: usize) -> io::Result<Option<Socket>> 
 }
 
 fn in_words(names: &[&str]) -> String {
-    if names.is_empty() {
-        "no sockets".to_owned()
+    if names.iter().all(|name| name.is_empty()) {
+        "no sockets with a name".to_owned()
     } else {
         format!("only sockets named {}, each taken once", names.join(", "))
     }

@@ -188,17 +188,19 @@ impl Drop for Place {
 /// The client at the other end of a connection.
 pub struct Client {
     open: Arc<Open>,
-    pipelined: bool,
+    /// What the socket says about its end would not be the client's doing.
+    is_there: bool,
 }
 
 impl Client {
     pub(super) fn new(open: Arc<Open>) -> Client {
-        Client { open, pipelined: false }
+        Client { open, is_there: false }
     }
 
-    /// Notes whether bytes of a next request were read already.
-    pub(super) fn set_pipelined(&mut self, pipelined: bool) {
-        self.pipelined = pipelined;
+    /// Takes the client to be there, or asks the socket: bytes of a next request that were read already, and an incoming
+    /// half that this side has closed, hide from the socket what the client does.
+    pub(super) fn set_is_there(&mut self, is_there: bool) {
+        self.is_there = is_there;
     }
 
     /// Whether the client has closed its side or reset the connection. One system call that does not wait.
@@ -206,7 +208,7 @@ impl Client {
     /// A client that has sent more than this request is not gone. One that closed only its sending side looks gone too,
     /// so an answer is written in any case.
     pub fn is_gone(&self) -> bool {
-        if self.pipelined {
+        if self.is_there {
             return false;
         }
         let mut next = [MaybeUninit::uninit(); 1];

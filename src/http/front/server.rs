@@ -21,9 +21,10 @@ use super::{Limits, Malformed, Service};
 use crate::observe::{self, METRICS};
 use crate::threads::{self, Deaths, Thread};
 
-/// The stack of a connection's thread. What recurses in a service is bounded: JSON of 64 levels takes a quarter of it
-/// in a build without optimization.
-const STACK: usize = 192 * 1024;
+/// The stack of a connection's thread, of which only what is used takes memory. Past its end the process aborts, so what
+/// recurses in a service must be bounded: parsed JSON of 120 levels fits even in a build without optimization, whose
+/// frames are the largest.
+const STACK: usize = 256 * 1024;
 
 /// How long accepting rests after an error: in general a lack of descriptors, which others end.
 const REST: Duration = Duration::from_millis(100);
