@@ -34,7 +34,7 @@ CREATE TABLE outbox_events (
     due_at          timestamptz NOT NULL DEFAULT now(),
     last_error      text,
     dead_at         timestamptz,
-    discarded_at    timestamptz,                       -- only ever beside dead_at
+    discarded_at    timestamptz,                       -- a person gave it up; an attempt under way may still deliver it
     discarded_by    text,
     order_key       text COLLATE "C",
     format          smallint NOT NULL DEFAULT 1,       -- of the body on the wire

@@ -13,6 +13,8 @@ use std::time::Duration;
 use crate::config;
 use crate::outcome::Fault;
 pub use pool::{Client, Install};
+/// A connection, from a pool or outside it: what the functions of this module take.
+pub use postgres::Client as Session;
 
 use pool::Pool;
 
