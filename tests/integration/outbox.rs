@@ -86,8 +86,8 @@ impl Outbox {
         config.dbname(&self.name).connect(NoTls).unwrap()
     }
 
-    /// As `[database]` would name it, by way of another address where one is given.
-    pub fn store(&self, through: Option<SocketAddr>) -> Store {
+    /// A pool as a daemon has it.
+    pub fn store(&self) -> Store {
         let config: postgres::Config = self.dsn.parse().unwrap();
         let user = config.get_user().unwrap_or("postgres").to_owned();
         let host = match config.get_hosts().first() {
@@ -96,8 +96,6 @@ impl Outbox {
             None => "127.0.0.1".to_owned(),
         };
         let port = config.get_ports().first().copied().unwrap_or(5432);
-        let (host, port) =
-            through.map_or((host, port), |through| (through.ip().to_string(), through.port()));
         let url = format!("host={host} port={port} user={user} dbname={}", self.name);
         let database = config::Database {
             url: Secret::new(url),
@@ -116,6 +114,25 @@ impl Outbox {
             max_response: 1 << 20,
         };
         onced_store(&database, &writers, &relay())
+    }
+
+    /// Ends all sessions but the fixture's, and lets nobody in.
+    pub fn shut(&self) {
+        self.admin(&format!("ALTER DATABASE {} ALLOW_CONNECTIONS false", self.name));
+        self.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+             WHERE datname = current_database() AND pid <> pg_backend_pid()",
+        );
+    }
+
+    /// Lets them in again.
+    pub fn open(&self) {
+        self.admin(&format!("ALTER DATABASE {} ALLOW_CONNECTIONS true", self.name));
+    }
+
+    fn admin(&self, sql: &str) {
+        let config: postgres::Config = self.dsn.parse().unwrap();
+        config.connect(NoTls).unwrap().batch_execute(sql).unwrap();
     }
 
     /// Inserts `count` events and returns their ids.
