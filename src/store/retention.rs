@@ -251,7 +251,7 @@ WITH record AS (DELETE FROM idempotency_records WHERE scope = $1 AND key = $2 RE
     gone AS (SELECT 1 FROM record UNION ALL SELECT 1 FROM tombstone),
     line AS (
         INSERT INTO idempotency_audit (who, action, scope, key, details)
-        SELECT $3, 'forget', $1, $2, coalesce($4, '{}') WHERE EXISTS (SELECT FROM gone))
+        SELECT $3, 'forget', $1, $2, coalesce($4::jsonb, '{}') WHERE EXISTS (SELECT FROM gone))
 SELECT count(*) FROM gone";
 
 /// Takes one record away before its time, with a line in `idempotency_audit`. The record is locked first, so that a
