@@ -15,10 +15,6 @@ CREATE TABLE idempotency_records (
     PRIMARY KEY (scope, key)
 );
 
--- For the pruner, which takes the oldest first. Times rise, so that the index grows at its right end only and equal
--- times of one batch share an entry: it costs the write path little.
-CREATE INDEX idempotency_records_by_age ON idempotency_records (created_at);
-
 -- One row for each event that others must hear about.
 CREATE TABLE outbox_events (
     id              bigserial PRIMARY KEY,

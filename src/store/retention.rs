@@ -40,12 +40,13 @@ const PURGE_EVENTS: &str = "
 WITH seen AS (
     SELECT id, created_at FROM outbox_events WHERE id > $1 ORDER BY id LIMIT $2
 ), old AS (
-    SELECT e.id FROM outbox_events e JOIN seen ON seen.id = e.id
-    WHERE e.sent_at <= now() - $3 * interval '1 millisecond'
-       OR (e.sent_at IS NULL AND greatest(e.dead_at, e.discarded_at) <= now() - $4 * interval '1 millisecond')
+    SELECT e.id, e.ctid AS place FROM outbox_events e
+    WHERE e.id > $1 AND e.id <= (SELECT max(id) FROM seen)
+      AND (e.sent_at <= now() - $3 * interval '1 millisecond'
+           OR (e.sent_at IS NULL AND greatest(e.dead_at, e.discarded_at) <= now() - $4 * interval '1 millisecond'))
     FOR UPDATE OF e SKIP LOCKED
 ), gone AS (
-    DELETE FROM outbox_events e USING old WHERE e.id = old.id RETURNING e.id
+    DELETE FROM outbox_events WHERE ctid = ANY (ARRAY(SELECT place FROM old)) RETURNING id
 )
 SELECT (SELECT count(*) FROM gone) AS deleted,
     coalesce(max(seen.id), $1) AS last_id,
@@ -73,49 +74,40 @@ pub fn purge_events(
     }))
 }
 
-/// How far a walk through the records has come; the default is its begin.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RecordCursor(Option<(i64, String, String)>);
+/// How many blocks of the table of records one step may look at.
+pub const RECORD_BLOCKS: i64 = 64;
 
-/// One step of a walk through the records, oldest first.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct RecordStep {
-    /// Rows that were deleted.
-    pub deleted: u64,
-    /// There is nothing old behind it.
-    pub is_last: bool,
+const COUNT_RECORD_BLOCKS: &str = "
+SELECT pg_relation_size('idempotency_records') / current_setting('block_size')::bigint AS blocks";
+
+/// The size of the table of records, in blocks.
+pub fn count_record_blocks(client: &mut Client) -> Result<i64, Fault> {
+    let rows = client.query_typed(COUNT_RECORD_BLOCKS, &[]).map_err(|error| classify(&error))?;
+    Ok(rows.first().map_or(0, |row| row.get("blocks")))
 }
 
+/// The walk goes along the table itself. An index by age would cost every write about a tenth more of WAL, for a look
+/// that happens a hundred times in the life of a record; and keys are random, so their index leads nowhere.
+///
 /// A record whose events are neither sent nor decided about stays (P9), however old. Its tombstone is written by the
 /// statement that deletes it, so that no moment lies between the two.
 const PURGE_RECORDS: &str = "
-WITH seen AS (
-    SELECT scope, key, created_at FROM idempotency_records
-    WHERE created_at <= now() - $1 * interval '1 millisecond'
-      AND created_at >= coalesce('epoch'::timestamptz + $4 * interval '1 microsecond', '-infinity')
-      AND ($4 IS NULL OR (created_at, scope, key)
-           > ('epoch'::timestamptz + $4 * interval '1 microsecond', $5 COLLATE \"C\", $6 COLLATE \"C\"))
-    ORDER BY created_at, scope, key LIMIT $2
-), old AS (
-    SELECT r.scope, r.key FROM idempotency_records r JOIN seen ON seen.scope = r.scope AND seen.key = r.key
-    WHERE r.created_at <= now() - $1 * interval '1 millisecond'
+WITH old AS (
+    SELECT r.ctid AS place FROM idempotency_records r
+    WHERE r.ctid >= ('(' || $1 || ',0)')::tid AND r.ctid < ('(' || $2 || ',0)')::tid
+      AND r.created_at <= now() - $3 * interval '1 millisecond'
       AND NOT EXISTS (
         SELECT FROM outbox_events e
         WHERE e.idempotency_key = r.key AND e.scope = r.scope AND e.sent_at IS NULL AND e.discarded_at IS NULL)
+    LIMIT $4
     FOR UPDATE OF r SKIP LOCKED
 ), gone AS (
-    DELETE FROM idempotency_records r USING old WHERE r.scope = old.scope AND r.key = old.key
-    RETURNING r.scope, r.key
+    DELETE FROM idempotency_records WHERE ctid = ANY (ARRAY(SELECT place FROM old)) RETURNING scope, key
 ), kept_keys AS (
-    INSERT INTO idempotency_tombstones (scope, key) SELECT scope, key FROM gone WHERE $3
+    INSERT INTO idempotency_tombstones (scope, key) SELECT scope, key FROM gone WHERE $5
     ON CONFLICT (scope, key) DO UPDATE SET seen_at = excluded.seen_at
-), last AS (
-    SELECT scope, key, (extract(epoch FROM created_at) * 1000000)::bigint AS created_us FROM seen
-    ORDER BY created_at DESC, scope DESC, key DESC LIMIT 1
 )
-SELECT (SELECT count(*) FROM gone) AS deleted, (SELECT count(*) FROM seen) AS seen,
-    last.scope, last.key, last.created_us
-FROM (VALUES (1)) one (one) LEFT JOIN last ON true";
+SELECT count(*) AS deleted FROM gone";
 
 /// What is done with records.
 #[derive(Clone, Copy, Debug)]
@@ -126,34 +118,26 @@ pub struct RecordAges {
     pub keep_key: bool,
 }
 
-/// Deletes what is old enough among the `batch` oldest records behind the cursor, which it moves on.
+/// Deletes at most `batch` records that are old enough from the [`RECORD_BLOCKS`] blocks that begin with `block`.
+/// Returns how many: as many as `batch` means that there may be more in the same blocks.
 pub fn purge_records(
     client: &mut Client,
     ages: RecordAges,
-    cursor: &mut RecordCursor,
+    block: i64,
     batch: usize,
-) -> Result<RecordStep, Fault> {
-    let age = to_millis(ages.record);
-    let limit = to_i64(batch);
-    let created_us = cursor.0.as_ref().map(|(created_us, _, _)| *created_us);
-    let (_, scope, key) = cursor.0.clone().unwrap_or_default();
-    let params: [Param<'_>; 6] = [
+) -> Result<usize, Fault> {
+    let (from, to) = (block.to_string(), (block + RECORD_BLOCKS).to_string());
+    let (age, batch) = (to_millis(ages.record), to_i64(batch));
+    let params: [Param<'_>; 5] = [
+        (&from, Type::TEXT),
+        (&to, Type::TEXT),
         (&age, Type::INT8),
-        (&limit, Type::INT8),
+        (&batch, Type::INT8),
         (&ages.keep_key, Type::BOOL),
-        (&created_us, Type::INT8),
-        (&scope, Type::TEXT),
-        (&key, Type::TEXT),
     ];
     let rows = client.query_typed(PURGE_RECORDS, &params).map_err(|error| classify(&error))?;
-    let Some(row) = rows.first() else { return Ok(RecordStep { deleted: 0, is_last: true }) };
-    if let Some(created_us) = row.get::<_, Option<i64>>("created_us") {
-        *cursor = RecordCursor(Some((created_us, row.get("scope"), row.get("key"))));
-    }
-    Ok(RecordStep {
-        deleted: to_u64(row.get("deleted")),
-        is_last: row.get::<_, i64>("seen") < limit,
-    })
+    let deleted: i64 = rows.first().map_or(0, |row| row.get("deleted"));
+    Ok(usize::try_from(deleted).unwrap_or(0))
 }
 
 const PURGE_TOMBSTONES: &str = "
@@ -286,6 +270,7 @@ fn forget(
 /// The statements of this file, for the test that prepares each.
 pub const STATEMENTS: &[(&str, &str)] = &[
     ("retention::PURGE_EVENTS", PURGE_EVENTS),
+    ("retention::COUNT_RECORD_BLOCKS", COUNT_RECORD_BLOCKS),
     ("retention::PURGE_RECORDS", PURGE_RECORDS),
     ("retention::PURGE_TOMBSTONES", PURGE_TOMBSTONES),
     ("retention::COUNT_OLD", COUNT_OLD),

@@ -196,19 +196,6 @@ fn one_event_of_each_order_key_is_claimed_and_every_key_has_its_turn() {
     assert_eq!(outbox.with(|client| claim(client, FEW, None).unwrap().0.len()), 0);
 }
 
-/// The plan of a statement of ours with these values.
-fn plan(outbox: &Outbox, name: &str, values: &[&str]) -> String {
-    let (_, sql) = STATEMENTS.iter().find(|(known, _)| *known == name).unwrap();
-    let mut sql = format!("EXPLAIN {sql}");
-    for (number, value) in values.iter().enumerate().rev() {
-        sql = sql.replace(&format!("${}", number + 1), value);
-    }
-    outbox.with(|client| {
-        let rows = client.query(&sql, &[]).unwrap();
-        rows.iter().map(|row| row.get::<_, String>(0) + "\n").collect()
-    })
-}
-
 #[test]
 fn claims_go_by_their_index_whatever_lies_in_the_table_and_order_keys_change_nothing() {
     let outbox = Outbox::new();
@@ -216,19 +203,19 @@ fn claims_go_by_their_index_whatever_lies_in_the_table_and_order_keys_change_not
     outbox.execute(
         "UPDATE outbox_events SET sent_at = now() WHERE id % 10 > 0; ANALYZE outbox_events",
     );
-    let without = plan(&outbox, "events::CLAIM", &["50", "30000", "NULL::bigint"]);
+    let without = outbox.plan(STATEMENTS, "events::CLAIM", &["50", "30000", "NULL::bigint"]);
     assert!(without.contains("Index Scan using outbox_events_due on"), "{without}");
     assert!(!without.contains("Seq Scan on outbox_events"), "{without}");
-    let hinted = plan(&outbox, "events::CLAIM", &["50", "30000", "1000000"]);
+    let hinted = outbox.plan(STATEMENTS, "events::CLAIM", &["50", "30000", "1000000"]);
     assert!(hinted.contains("Index Scan using outbox_events_due on"), "{hinted}");
     let values = ["50", "30000", "false", "''", "''", "0", "400"];
-    let ordered = plan(&outbox, "events::CLAIM_IN_ORDER", &values);
+    let ordered = outbox.plan(STATEMENTS, "events::CLAIM_IN_ORDER", &values);
     assert!(ordered.contains("outbox_events_ordered"), "{ordered}");
     assert!(!ordered.contains("Seq Scan on outbox_events"), "{ordered}");
 
     outbox.insert(5000, New { order_key: Some("k"), ..PLAIN });
     outbox.execute("ANALYZE outbox_events");
-    let with = plan(&outbox, "events::CLAIM", &["50", "30000", "NULL::bigint"]);
+    let with = outbox.plan(STATEMENTS, "events::CLAIM", &["50", "30000", "NULL::bigint"]);
     let shape = |plan: &str| -> Vec<String> {
         plan.lines()
             .map(|line| line.split("  (cost").next().unwrap_or_default().to_owned())

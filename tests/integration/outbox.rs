@@ -155,6 +155,19 @@ impl Outbox {
         act(&mut self.client.lock().unwrap())
     }
 
+    /// The plan of one of these statements with these values.
+    pub fn plan(&self, statements: &[(&str, &str)], name: &str, values: &[&str]) -> String {
+        let (_, sql) = statements.iter().find(|(known, _)| *known == name).unwrap();
+        let mut sql = format!("EXPLAIN {sql}");
+        for (number, value) in values.iter().enumerate().rev() {
+            sql = sql.replace(&format!("${}", number + 1), value);
+        }
+        self.with(|client| {
+            let rows = client.query(&sql, &[]).unwrap();
+            rows.iter().map(|row| row.get::<_, String>(0) + "\n").collect()
+        })
+    }
+
     /// Events that are recorded as sent.
     pub fn sent(&self) -> i64 {
         self.value("SELECT count(*) FROM outbox_events WHERE sent_at IS NOT NULL", &[])

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crossbeam_channel::bounded;
 use onced::config::Retention;
 use onced::pruner;
-use onced::store::retention::{Forgotten, Old, forget_record};
+use onced::store::retention::{Forgotten, Old, STATEMENTS, forget_record};
 use onced::threads;
 
 use crate::outbox::{LIMIT, New, Outbox, PLAIN, until};
@@ -180,7 +180,8 @@ fn the_pruner_comes_by_by_itself_and_stops_when_told() {
     let outbox = Outbox::new();
     let (stop, stopped) = bounded(0);
     let (deaths, died) = bounded(1);
-    let thread = pruner::start(retention(), outbox.store(), stopped, &deaths).unwrap();
+    let short = Retention { records: Some(Duration::from_secs(2)), ..retention() };
+    let thread = pruner::start(short, outbox.store(), stopped, &deaths).unwrap();
     for _ in 0..3 {
         fill(&outbox, 30, "31 days", "sent");
         until("it came by", || rows(&outbox, "idempotency_records") == 0);
@@ -218,4 +219,18 @@ fn a_forgotten_record_leaves_a_line_and_its_key_counts_as_new() {
     assert_eq!(line, format!("eve forget s {key} orders"));
     outbox.execute("INSERT INTO idempotency_tombstones (scope, key) VALUES ('s', 'gone')");
     assert_eq!(forget("gone"), Forgotten::Done, "a tombstone stands for a record too");
+}
+
+#[test]
+fn a_purge_of_records_reads_its_part_of_the_table_only() {
+    let outbox = Outbox::new();
+    fill(&outbox, 20_000, "31 days", "sent");
+    outbox.execute("ANALYZE");
+    let values = ["'64'", "'128'", "1000", "100", "false"];
+    let plan = outbox.plan(STATEMENTS, "retention::PURGE_RECORDS", &values);
+    assert!(plan.contains("Tid Range Scan on idempotency_records r"), "{plan}");
+    assert!(!plan.contains("Seq Scan on idempotency_records"), "{plan}");
+    let values = ["0", "100", "1000", "1000"];
+    let plan = outbox.plan(STATEMENTS, "retention::PURGE_EVENTS", &values);
+    assert!(!plan.contains("Seq Scan on outbox_events"), "{plan}");
 }
