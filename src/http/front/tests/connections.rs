@@ -346,7 +346,7 @@ fn stopping_lets_running_requests_end_and_closes_the_rest() {
     let mut idle = front.connect();
     send(&mut idle, get("/"));
     read_answer(&mut idle);
-    let _fresh = front.connect();
+    let mut fresh = front.connect();
     let mut running = front.connect();
     send(&mut running, get("/slow"));
     let mut half = front.connect();
