@@ -114,8 +114,7 @@ impl Daemon {
             (http_listener.local_addr().to_owned(), admin_listener.local_addr().to_owned());
 
         let admin = Admin { readiness: readiness.clone(), hosts: config.admin.hosts.clone() };
-        let admin =
-            Server::start(admin_listener, admin_limits(&config), Arc::new(admin), &deaths)?;
+        let admin = Server::start(admin_listener, admin_limits(&config), Arc::new(admin), &deaths)?;
         let (prober, probe_pulse) =
             prober::start(store.clone(), readiness.clone(), stopped.clone(), &deaths)?;
         let pruner =
@@ -247,9 +246,7 @@ fn open_store(config: &Config, operations: &[Arc<Operation>]) -> Result<Store, O
 fn schema_fault(problem: SchemaProblem) -> Fault {
     match problem {
         SchemaProblem::Fault(fault) => fault,
-        other => {
-            Fault { kind: FaultKind::Overloaded, sqlstate: None, text: other.to_string() }
-        }
+        other => Fault { kind: FaultKind::Overloaded, sqlstate: None, text: other.to_string() },
     }
 }
 

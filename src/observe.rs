@@ -496,7 +496,10 @@ pub fn stopped(left: &[String]) {
         tracing::info!("stopped in order");
     } else {
         let threads = left.join(",");
-        tracing::error!(threads, "stopped at the end of shutdown_timeout with threads still running");
+        tracing::error!(
+            threads,
+            "stopped at the end of shutdown_timeout with threads still running"
+        );
     }
 }
 

@@ -39,7 +39,11 @@ impl Service for Admin {
                 } else {
                     problem::FORBIDDEN
                 };
-                return Err(problem::response(kind, "Here are /healthz, /readyz and /metrics.", &id));
+                return Err(problem::response(
+                    kind,
+                    "Here are /healthz, /readyz and /metrics.",
+                    &id,
+                ));
             }
         };
         // A probe is not refused for its host: those who probe by address know no name.
@@ -76,7 +80,11 @@ impl Service for Admin {
 }
 
 fn json(status: u16, value: &serde_json::Value, id: String) -> Response {
-    Response { status, headers: headers("application/json", id), body: value.to_string().into_bytes() }
+    Response {
+        status,
+        headers: headers("application/json", id),
+        body: value.to_string().into_bytes(),
+    }
 }
 
 fn headers(media: &str, id: String) -> Vec<(&'static str, String)> {

@@ -9,5 +9,5 @@ pub mod problem;
 mod request;
 pub(crate) mod request_id;
 
-pub(crate) use request::{malformed, not_allowed};
 pub use request::{Api, Needs};
+pub(crate) use request::{malformed, not_allowed};

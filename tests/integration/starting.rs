@@ -70,7 +70,7 @@ fn a_port_in_use_is_named_and_nothing_stays_alive() {
         let ended = setup.run(&["serve"]);
         assert_eq!(ended.code(), 1, "{ended:#?}");
         assert!(ended.stderr.contains(&address.to_string()), "{}", ended.stderr);
-        assert!(ended.stderr.contains("in use"), "{}", ended.stderr);
+        assert!(ended.stderr.contains("listens there already"), "{}", ended.stderr);
     }
 }
 
@@ -96,7 +96,7 @@ fn a_broken_configuration_lists_all_its_problems_and_listens_on_nothing() {
         assert_eq!(ended.code(), 78, "{ended:#?}");
         for word in [
             "http.treads",
-            "http.threads",
+            "did you mean threads",
             "writer",
             "writers.threads",
             "relay.threads",
