@@ -136,7 +136,7 @@ impl Daemon {
             wait: config.http.wait,
             bell: ring,
         };
-        let writers = Writers::start(&config.writers, needs, &deaths)?;
+        let writers = Writers::start(&config.writers, &needs, &deaths)?;
         let api = Api::new(ApiNeeds {
             operations,
             principals: Arc::clone(&principals),
@@ -244,10 +244,10 @@ fn open_store(config: &Config, operations: &[Arc<Operation>]) -> Result<Store, O
 
 /// A writer must not touch a schema that is not made for it, also where the database came up later than the daemon.
 fn schema_fault(problem: SchemaProblem) -> Fault {
-    match problem {
-        SchemaProblem::Fault(fault) => fault,
-        other => Fault { kind: FaultKind::Overloaded, sqlstate: None, text: other.to_string() },
+    if let SchemaProblem::Fault(fault) = problem {
+        return fault;
     }
+    Fault { kind: FaultKind::Overloaded, sqlstate: None, text: problem.to_string() }
 }
 
 /// Where the database answers, a schema or an operation that does not fit is found before anything is served.
@@ -278,7 +278,6 @@ fn check_database(store: &Store, operations: &[Operation]) -> Result<(), StartEr
 
 fn terms(config: &Config) -> Terms {
     Terms {
-        lock_timeout: config.writers.lock_timeout,
         max_events: config.writers.max_events,
         max_response: config.writers.max_response,
         tombstones: config.retention.tombstones.is_some(),

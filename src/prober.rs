@@ -22,6 +22,9 @@ const BACKLOG_EVERY: Duration = Duration::from_secs(5);
 /// How long the prober waits for a connection.
 const CONNECTION_WAIT: Duration = Duration::from_secs(2);
 
+/// A database that is silent for this long is as good as gone.
+const SILENCE: Duration = Duration::from_secs(3);
+
 /// What was heard longer ago is not known any more: the database may have gone silent since.
 const STALE: Duration = Duration::from_secs(4);
 
@@ -64,12 +67,12 @@ impl Readiness {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).stopping = true;
     }
 
-    fn hear(&self, heard: Result<(), String>) {
+    fn hear(&self, heard: &Result<(), String>) {
         METRICS.database_up.set(i64::from(heard.is_ok()));
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let before = state.heard.replace((Instant::now(), heard.clone())).map(|(_, result)| result);
         drop(state);
-        match (&before, &heard) {
+        match (&before, heard) {
             (Some(Err(before)), Err(now)) if before == now => {}
             (_, Err(reason)) => observe::database_lost(reason),
             (Some(Err(_)) | None, Ok(())) => observe::database_ready(),
@@ -103,7 +106,7 @@ pub fn start(
             if measure_backlog && heard.is_ok() {
                 backlog_due = Instant::now() + BACKLOG_EVERY;
             }
-            readiness.hear(heard);
+            readiness.hear(&heard);
             beating.idle();
             EVERY
         });
@@ -121,6 +124,7 @@ fn ask(store: &Store, is_checked: &mut bool, measure_backlog: bool) -> Result<()
 fn ask_all(store: &Store, is_checked: &mut bool, measure_backlog: bool) -> Result<(), String> {
     let lost = |fault: Fault| format!("the database does not answer: {fault}");
     let mut client = store.client(CONNECTION_WAIT).map_err(lost)?;
+    client.answers_within(SILENCE);
     match probe(&mut client).map_err(lost)? {
         Health::Writable => {}
         Health::Standby => return Err("the database is a standby and takes no writes".to_owned()),
@@ -144,11 +148,11 @@ mod tests {
     fn readiness_tells_why_it_is_not() {
         let readiness = Readiness::new();
         assert_eq!(readiness.reason().as_deref(), Some("the daemon is starting"));
-        readiness.hear(Ok(()));
+        readiness.hear(&Ok(()));
         assert_eq!(readiness.reason(), None);
-        readiness.hear(Err("gone".to_owned()));
+        readiness.hear(&Err("gone".to_owned()));
         assert_eq!(readiness.reason().as_deref(), Some("gone"));
-        readiness.hear(Ok(()));
+        readiness.hear(&Ok(()));
         readiness.stop();
         assert_eq!(readiness.reason().as_deref(), Some("the daemon is stopping"));
     }

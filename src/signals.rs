@@ -61,7 +61,7 @@ impl Signals {
         let thread = threads::spawn("signals", deaths, move || {
             for number in incoming.forever() {
                 let signal = if number == SIGHUP { Signal::Reload } else { Signal::Stop };
-                let _: Result<(), _> = sender.try_send(signal);
+                sender.try_send(signal).ok();
             }
         })?;
         Ok((Signals { handle, thread }, inbox))
@@ -70,7 +70,7 @@ impl Signals {
     /// Ends the thread.
     pub fn close(self, deadline: std::time::Instant) {
         self.handle.close();
-        let _: Result<(), String> = self.thread.join(deadline);
+        self.thread.join(deadline).ok();
     }
 }
 

@@ -33,6 +33,7 @@ impl Service for Admin {
             "/healthz" => Page::Health,
             "/readyz" => Page::Ready,
             "/metrics" => Page::Metrics,
+            // A probe by address is not refused for its host; anything else is.
             _ => {
                 let kind = if host::is_ours(head, &self.hosts) {
                     problem::NOT_FOUND
@@ -46,11 +47,6 @@ impl Service for Admin {
                 ));
             }
         };
-        // A probe is not refused for its host: those who probe by address know no name.
-        if !host::is_ours(head, &self.hosts) && page == Page::Ready {
-            let detail = "The host of the request is not one that is served here (admin.hosts).";
-            return Err(problem::response(problem::FORBIDDEN, detail, &id));
-        }
         if head.method != "GET" && head.method != "HEAD" {
             return Err(http::not_allowed("GET", &id));
         }

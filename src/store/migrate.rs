@@ -7,7 +7,7 @@ use refinery::{Migration, Runner};
 
 use super::fault::{chain, classify, sources};
 use super::prepare::{Place, in_file};
-use super::settings::quote_identifier;
+use super::settings::{UNLIMITED, quote_identifier};
 use crate::operations::{Operation, Script};
 use crate::outcome::Fault;
 
@@ -313,7 +313,8 @@ fn run_setup(client: &mut Client, script: &Script) -> Result<(), MigrateError> {
     }
     transaction.commit().map_err(|error| failed(&error))?;
     // The next script must not run under this one's settings.
-    client.batch_execute("RESET ROLE; RESET ALL").map_err(|error| classify(&error).into())
+    let reset = format!("RESET ROLE; RESET ALL; {UNLIMITED}");
+    client.batch_execute(&reset).map_err(|error| classify(&error).into())
 }
 
 fn setup_failed(script: &Script, error: &postgres::Error) -> MigrateError {

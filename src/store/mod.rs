@@ -64,7 +64,7 @@ pub struct OpenError(String);
 /// One connection outside any pool, for a command such as `onced migrate`: it is made at once or not at all, and its
 /// statements have no time limit.
 pub fn connect(database: &config::Database) -> Result<postgres::Client, ConnectError> {
-    let recipe = Recipe::new(database, Limits::NONE).map_err(OpenError)?;
+    let recipe = Recipe::new(database, None).map_err(OpenError)?;
     Ok(recipe.connect()?.client)
 }
 
@@ -89,11 +89,9 @@ impl Store {
         relay: &config::Relay,
         install: Install,
     ) -> Result<Store, OpenError> {
-        let lock = Some(writers.lock_timeout);
-        let writing = Limits { statement: Some(writers.statement_timeout), lock };
-        let other = Limits { statement: Some(OTHER_STATEMENT_TIMEOUT), lock };
-        let for_writers = Recipe::new(database, writing).map_err(OpenError)?;
-        let for_others = for_writers.with(other);
+        let limits = Limits { statement: writers.statement_timeout, lock: writers.lock_timeout };
+        let for_writers = Recipe::new(database, Some(limits)).map_err(OpenError)?;
+        let for_others = for_writers.with_statement_timeout(OTHER_STATEMENT_TIMEOUT);
         let others = relay.connections.get() + OTHER_CONNECTIONS;
         Ok(Store {
             writers: Pool::new(for_writers, writers.threads.get(), install),

@@ -36,21 +36,18 @@ pub(super) const RESET_TIMEOUT: &str = "RESET statement_timeout";
 /// An event is not of the form that events have, or a status, a response or the number of events is out of bounds.
 const ILL_FORMED: &str = "ONC02";
 
+/// An operation left something behind that only the end of the session takes away.
+const SPOILED: &str = "spoiled";
+
 /// The lock of an order key was not to be had.
 const ORDER_KEY_HELD: &str = "ONC04";
 
 /// The operation could not be prepared when the connection was made.
 const UNPREPARED: &str = "ONC05";
 
-/// How long a batch waits for a rival in another daemon that holds one of its keys. Who is alone waits up to
-/// `lock_timeout`.
-const CLAIM_WAIT_IN_A_BATCH: &str = "50ms";
-
 /// What holds for every write.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// How long a claim may wait for a rival where the call is alone.
-    pub lock_timeout: Duration,
     /// Events that one call may write.
     pub max_events: usize,
     /// The longest response of an operation, in bytes.
@@ -197,10 +194,12 @@ fn delimiter_not_in(text: &str) -> String {
 
 /// Writes a batch: each call in a savepoint of its own, all in one transaction. No (scope, key) may stand in it twice.
 ///
-/// What comes back is committed. A batch of one waits for a rival up to `lock_timeout`.
+/// What comes back is committed. `claim_wait` is how long to wait for a rival in another session that holds one of
+/// the keys; it must be shorter than the statement's timeout, which would tell less.
 pub fn write(
     client: &mut Client,
     terms: &Terms,
+    claim_wait: Duration,
     requests: &[Request<'_>],
 ) -> Result<Vec<Reply>, Whole> {
     let scopes = requests.iter().map(|r| r.call.scope.as_str()).collect::<Vec<_>>();
@@ -211,10 +210,8 @@ pub fn write(
     let bodies = requests.iter().map(|r| Jsonb(r.call.body.as_str())).collect::<Vec<_>>();
     // Ordered by time, so that the index of the events' keys grows at its end.
     let ids = requests.iter().map(|_| Uuid::now_v7()).collect::<Vec<_>>();
-    let claim_wait = match requests {
-        [_] => format!("{}ms", terms.lock_timeout.as_millis()),
-        _ => CLAIM_WAIT_IN_A_BATCH.to_owned(),
-    };
+    // Zero would be for ever.
+    let claim_wait = format!("{}ms", claim_wait.as_millis().max(1));
     let refusal = Jsonb(&terms.refusal);
     let max_events = i32::try_from(terms.max_events).unwrap_or(i32::MAX);
     let max_response = i32::try_from(terms.max_response).unwrap_or(i32::MAX);
@@ -235,23 +232,23 @@ pub fn write(
     let statement = client.prepared().ok_or_else(|| Whole::Fault(not_installed()))?;
     let rows =
         client.query(&statement, &parameters).map_err(|error| whole(fault::classify(&error)))?;
+    let (spoiled, rows): (Vec<_>, Vec<_>) =
+        rows.iter().partition(|row| row.get::<_, &str>("result") == SPOILED);
+    if !spoiled.is_empty() {
+        client.spoil();
+    }
     replies(&rows, requests.len()).map_err(Whole::Fault)
 }
 
-/// As [`write`], under a `statement_timeout` of its own, which costs two more round trips.
-pub fn write_within(
-    client: &mut Client,
-    timeout: Duration,
-    terms: &Terms,
-    requests: &[Request<'_>],
-) -> Result<Vec<Reply>, Whole> {
+/// Sets the session's `statement_timeout`, until [`reset_timeout`] or the end of a write's first operation.
+pub fn set_timeout(client: &mut Client, timeout: Duration) -> Result<(), Fault> {
     let millis = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX).to_string();
-    client.execute(SET_TIMEOUT, &[&millis]).map_err(|error| whole(fault::classify(&error)))?;
-    let replies = write(client, terms, requests);
-    if !client.is_closed() {
-        client.batch_execute(RESET_TIMEOUT).map_err(|error| whole(fault::classify(&error)))?;
-    }
-    replies
+    client.execute(SET_TIMEOUT, &[&millis]).map(drop).map_err(|error| fault::classify(&error))
+}
+
+/// Takes the session back to the `statement_timeout` that it was made with.
+pub fn reset_timeout(client: &mut Client) -> Result<(), Fault> {
+    client.batch_execute(RESET_TIMEOUT).map_err(|error| fault::classify(&error))
 }
 
 /// The connection is not one of a writer's pool.
@@ -268,7 +265,7 @@ fn whole(fault: Fault) -> Whole {
 }
 
 /// The replies in the order of the requests: the function gives them in its own.
-fn replies(rows: &[Row], count: usize) -> Result<Vec<Reply>, Fault> {
+fn replies(rows: &[&Row], count: usize) -> Result<Vec<Reply>, Fault> {
     let mut replies = vec![None; count];
     for row in rows {
         let read = || -> Result<(usize, Reply), postgres::Error> {

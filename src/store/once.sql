@@ -7,6 +7,8 @@
 --   failed           its SQLSTATE and text; nothing of it stays   expired  purged, and its tombstone stands
 --   gone             the record that was in the way is purged: call again
 --
+-- and a last row, `spoiled`, says that the session must not be used again.
+--
 -- What a savepoint cannot contain (a statement timeout, a failed commit, a rival waited for too long) is an error of
 -- the whole: the caller then runs the members again, each alone.
 CREATE FUNCTION pg_temp.onced_write(
@@ -174,5 +176,13 @@ BEGIN
         RESET plan_cache_mode;
     END IF;
     UNLISTEN *;
+    -- A temporary table outlives the transaction; we must not drop what we do not know.
+    PERFORM FROM pg_depend AS d WHERE d.refclassid = 'pg_namespace'::regclass AND d.refobjid = pg_my_temp_schema()
+        AND d.classid = 'pg_class'::regclass;
+    IF FOUND THEN
+        call := 0;
+        result := 'spoiled';
+        RETURN NEXT;
+    END IF;
 END
 $onced$;

@@ -25,6 +25,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// How long a connection in doubt may take to answer before it is thrown away.
 const PING: Duration = Duration::from_secs(1);
+/// Also where the caller's time is nearly over: a sound one must not be thrown away for that.
+const SHORTEST_PING: Duration = Duration::from_millis(100);
 
 /// A pool of equal connections.
 #[derive(Clone)]
@@ -68,7 +70,7 @@ pub struct Client {
 impl Pool {
     pub(super) fn new(recipe: Recipe, size: usize, install: Install) -> Pool {
         let trouble = Arc::<Trouble>::default();
-        let patience = recipe.patience();
+        let patience = recipe.silence;
         let manager = Manager { recipe, install, trouble: Arc::clone(&trouble) };
         let pool = r2d2::Pool::builder()
             .max_size(u32::try_from(size).unwrap_or(u32::MAX))
@@ -88,7 +90,7 @@ impl Pool {
                 Ok(pooled) => Client { pooled },
                 Err(_) => return Err(self.trouble.why(wait)),
             };
-            if client.is_sound(&self.trouble) {
+            if client.is_sound(&self.trouble, left) {
                 client.answers_within(self.patience);
                 return Ok(client);
             }
@@ -143,7 +145,7 @@ impl ManageConnection for Manager {
 impl Client {
     /// Sets how long the server may be silent while an answer is awaited, until the connection goes back. It must be
     /// longer than the `statement_timeout` that holds; by default it is that of the pool and five seconds. Past it the
-    /// connection breaks, as one does that was cut.
+    /// connection breaks, as one does that was cut. Over a Unix socket it has no effect.
     pub fn answers_within(&self, limit: Duration) {
         self.pooled.patience.set(limit);
     }
@@ -155,17 +157,27 @@ impl Client {
 
     /// Throws the connection away: the next one is made anew.
     pub fn discard(mut self) {
+        self.spoil();
+    }
+
+    /// Says that the connection must not be used again.
+    pub(super) fn spoil(&mut self) {
         self.pooled.discarded = true;
+    }
+
+    /// Whether the connection must not be used again.
+    pub fn is_spoiled(&self) -> bool {
+        self.pooled.discarded || self.pooled.client.is_closed()
     }
 
     /// Whether it works. It is asked only where another one broke after it was last known to work: a server that was
     /// restarted broke them all, and they notice only when used.
-    fn is_sound(&mut self, trouble: &Trouble) -> bool {
+    fn is_sound(&mut self, trouble: &Trouble, left: Duration) -> bool {
         let breaks = trouble.breaks.load(Ordering::SeqCst);
         if self.pooled.sound_at == breaks {
             return true;
         }
-        let sound = self.pooled.client.is_valid(PING).is_ok();
+        let sound = self.pooled.client.is_valid(left.clamp(SHORTEST_PING, PING)).is_ok();
         self.pooled.sound_at = breaks;
         self.pooled.discarded = !sound;
         sound

@@ -33,19 +33,28 @@ const UNACKNOWLEDGED: Duration = Duration::from_secs(15);
 /// A server that gave no answer this long after the timeout that should have ended the statement gives none any more.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// The settings of a new session.
+/// The settings of a new session, and whether it is one: see [`TAKE_SESSION`].
 pub(super) const SESSION_SETTINGS: &str = "\
 SELECT name, setting
 FROM pg_settings
-WHERE name = ANY ($1)";
+WHERE name = ANY ($1)
+UNION ALL
+SELECT 'onced.session', current_setting('onced.session', true)";
+
+/// Marks a session as somebody's. One that is marked when it is new is handed around by a pooler, and what is made in
+/// it, as our functions are, would be gone or somebody else's with the next transaction.
+const TAKE_SESSION: &str = "SET onced.session = 'taken'";
+
+/// No limits: what RESET ALL goes back to may have some, where a pooler is in between.
+pub(super) const UNLIMITED: &str = "SET statement_timeout = 0; SET lock_timeout = 0";
 
 /// Limits of a session's statements.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// `statement_timeout`; `None` for none.
-    pub(super) statement: Option<Duration>,
-    /// `lock_timeout`; `None` for none.
-    pub(super) lock: Option<Duration>,
+    /// `statement_timeout`.
+    pub(super) statement: Duration,
+    /// `lock_timeout`.
+    pub(super) lock: Duration,
 }
 
 /// How sessions are made. Made once, from the configuration, without I/O but for certificates.
@@ -53,9 +62,12 @@ pub(super) struct Limits {
 pub(super) struct Recipe {
     session: postgres::Config,
     connector: Connector,
-    schema: String,
     settings: Vec<(&'static str, String)>,
-    limits: Limits,
+    /// What is set by statement. Start-up options that differ from pool to pool could not be set for a role, which is
+    /// the way behind a pooler.
+    set: String,
+    /// How long the server may be silent by default.
+    pub(super) silence: Duration,
     /// Whether `synchronous_commit` was found too low: a role or a database has it so.
     raise_commit: Arc<AtomicBool>,
 }
@@ -67,7 +79,8 @@ pub(super) struct Made {
 }
 
 impl Recipe {
-    pub(super) fn new(database: &Database, limits: Limits) -> Result<Recipe, String> {
+    /// Sessions with these limits, which RESET ALL goes back to; or with none.
+    pub(super) fn new(database: &Database, limits: Option<Limits>) -> Result<Recipe, String> {
         let (mut session, sslmode) = parse_dsn(database.url.reveal())?;
         let mode = tls::mode(database.tls, sslmode.as_deref(), is_local(&session))?;
         let direct = session.get_ssl_negotiation() == SslNegotiation::Direct;
@@ -87,14 +100,15 @@ impl Recipe {
         let patience = Patience::new(connect_timeout);
         let connector = Connector { tls, handshake: connect_timeout, patience };
         let settings = settings(&database.schema, limits);
-        let schema = database.schema.clone();
-        Ok(Recipe { session, connector, schema, settings, limits, raise_commit: Arc::default() })
+        let set = if limits.is_some() { "" } else { UNLIMITED }.to_owned();
+        let silence = limits.map_or(Duration::MAX, |limits| limits.statement + GRACE);
+        Ok(Recipe { session, connector, settings, set, silence, raise_commit: Arc::default() })
     }
 
-    /// The same with other limits.
-    pub(super) fn with(&self, limits: Limits) -> Recipe {
-        let settings = settings(&self.schema, limits);
-        Recipe { settings, limits, ..self.clone() }
+    /// The same with another `statement_timeout`, which RESET ALL undoes.
+    pub(super) fn with_statement_timeout(&self, limit: Duration) -> Recipe {
+        let set = format!("SET statement_timeout = {}", limit.as_millis());
+        Recipe { set, silence: limit + GRACE, ..self.clone() }
     }
 
     /// Connects and checks that the settings arrived.
@@ -123,30 +137,23 @@ impl Recipe {
         let connector = Connector { patience: patience.clone(), ..self.connector.clone() };
         let mut client = session.connect(connector).map_err(|error| connect_fault(&error))?;
         let lower = check_arrived(&mut client, &settings)?;
-        patience.set(self.patience());
+        let set = format!("{TAKE_SESSION}; {}", self.set);
+        client.batch_execute(&set).map_err(|error| fault::classify_connect(&error))?;
+        patience.set(self.silence);
         Ok((Made { client, patience }, lower))
     }
-
-    /// How long the server may be silent by default.
-    pub(super) fn patience(&self) -> Duration {
-        self.limits.statement.map_or(Duration::MAX, |limit| limit + GRACE)
-    }
-}
-
-impl Limits {
-    /// None at all: for migrations, which take what they take.
-    pub(super) const NONE: Limits = Limits { statement: None, lock: None };
 }
 
 /// The settings that every session has, each with its reason.
-fn settings(schema: &str, limits: Limits) -> Vec<(&'static str, String)> {
-    let millis = |limit: Option<Duration>| limit.map_or(0, |limit| limit.as_millis()).to_string();
-    vec![
+fn settings(schema: &str, limits: Option<Limits>) -> Vec<(&'static str, String)> {
+    let millis = |limit: Duration| limit.as_millis().to_string();
+    let limits = limits.map(|limits| {
+        [("statement_timeout", millis(limits.statement)), ("lock_timeout", millis(limits.lock))]
+    });
+    let mut settings = vec![
         // pg_temp last: else a temporary table that an operation left would hide a real one.
         ("search_path", format!("{}, pg_temp", quote_identifier(schema))),
-        ("statement_timeout", millis(limits.statement)),
-        ("lock_timeout", millis(limits.lock)),
-        ("idle_in_transaction_session_timeout", millis(Some(IDLE_IN_TRANSACTION))),
+        ("idle_in_transaction_session_timeout", millis(IDLE_IN_TRANSACTION)),
         // The claim of a key relies on it: under a higher level a duplicate gets an error in place of the record.
         ("default_transaction_isolation", "read committed".to_owned()),
         // How values look as text must not depend on the role: what was answered once is answered again, byte for byte.
@@ -160,7 +167,9 @@ fn settings(schema: &str, limits: Limits) -> Vec<(&'static str, String)> {
         ("jit", "off".to_owned()),
         // Nobody reads an operation's chatter, and there may be any amount of it.
         ("client_min_messages", "error".to_owned()),
-    ]
+    ];
+    settings.extend(limits.into_iter().flatten());
+    settings
 }
 
 /// The start-up packet's `options`: the user's own first, so that ours win.
@@ -240,12 +249,19 @@ fn check_arrived(
     let rows = client
         .query(SESSION_SETTINGS, &[&names])
         .map_err(|error| fault::classify_connect(&error))?;
-    let found: Vec<(String, String)> =
+    let found: Vec<(&str, Option<&str>)> =
         rows.iter().map(|row| (row.get("name"), row.get("setting"))).collect();
     let value_of = |name: &str| {
-        let value = found.iter().find(|(found, _)| found == name);
-        value.map_or("", |(_, value)| value.as_str())
+        let value = found.iter().find(|(found, _)| *found == name);
+        value.and_then(|(_, value)| *value).unwrap_or_default()
     };
+    if !value_of("onced.session").is_empty() {
+        return Err(unusable(
+            "a pooler stands in front of PostgreSQL and gives one session to several connections: pool by session \
+             (PgBouncer: pool_mode = session, server_reset_query = DISCARD ALL), or connect to PostgreSQL directly"
+                .to_owned(),
+        ));
+    }
     let version: u32 = value_of("server_version_num").parse().unwrap_or_default();
     if version < OLDEST_SERVER {
         let version = value_of("server_version");
@@ -253,7 +269,7 @@ fn check_arrived(
     }
     let lost: Vec<_> = settings
         .iter()
-        .filter(|(name, value)| value != value_of(name))
+        .filter(|(name, value)| !is_same(name, value, value_of(name)))
         .map(|(name, value)| (*name, value.as_str(), value_of(name)))
         .collect();
     if !lost.is_empty() {
@@ -261,6 +277,12 @@ fn check_arrived(
     }
     let commit = value_of("synchronous_commit");
     Ok((!matches!(commit, "on" | "remote_apply")).then(|| commit.to_owned()))
+}
+
+/// Whether a setting arrived. One that is set for a role has only the quotes that its names need.
+fn is_same(name: &str, wanted: &str, found: &str) -> bool {
+    let bare = |list: &str| list.replace(['"', ' '], "");
+    found == wanted || (name == "search_path" && bare(found) == bare(wanted))
 }
 
 fn lost_text(lost: &[(&str, &str, &str)]) -> String {

@@ -149,8 +149,15 @@ async fn encrypt(
 }
 
 impl Wire {
-    /// Called where nothing could be read: sets the alarm, or fails where it has rung twice.
-    fn wait(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    /// What was tried, or an error where it is still to come and the server has been silent for too long.
+    fn unless_silent<T>(
+        &mut self,
+        tried: Poll<io::Result<T>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<io::Result<T>> {
+        if tried.is_ready() {
+            return tried;
+        }
         let limit = self.patience.limit();
         if self.state == State::Fresh {
             self.set_alarm(State::Waiting, limit);
@@ -182,9 +189,8 @@ impl AsyncRead for Wire {
         };
         if read.is_ready() {
             self.state = State::Fresh;
-            return read;
         }
-        self.wait(cx)
+        self.unless_silent(read, cx)
     }
 }
 
@@ -206,21 +212,23 @@ impl AsyncWrite for Wire {
                 self.state = State::Fresh;
             }
         }
-        written
+        self.unless_silent(written, cx)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.inner {
+        let flushed = match &mut self.inner {
             Inner::Plain(socket) => Pin::new(socket).poll_flush(cx),
             Inner::Encrypted(stream) => Pin::new(stream.as_mut()).poll_flush(cx),
-        }
+        };
+        self.unless_silent(flushed, cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.inner {
+        let shut = match &mut self.inner {
             Inner::Plain(socket) => Pin::new(socket).poll_shutdown(cx),
             Inner::Encrypted(stream) => Pin::new(stream.as_mut()).poll_shutdown(cx),
-        }
+        };
+        self.unless_silent(shut, cx)
     }
 }
 

@@ -31,6 +31,9 @@ const CONNECTION_WAIT: Duration = Duration::from_secs(1);
 /// A server that ended a statement by its timeout has told so by then, even if the network is slow.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// How long a batch waits for a rival in another daemon that holds one of its keys.
+const CLAIM_WAIT_IN_A_BATCH: Duration = Duration::from_millis(50);
+
 /// How often a call is run at most, where running it again may help: a deadlock's loser, a session whose plans went
 /// stale, a connection that broke. An operation that brings its backend down must not do so for ever.
 const AGAIN_MAX: usize = 5;
@@ -85,7 +88,7 @@ pub struct Needs {
 
 impl Writers {
     /// Starts the threads.
-    pub fn start(config: &config::Writers, needs: Needs, deaths: &Deaths) -> io::Result<Writers> {
+    pub fn start(config: &config::Writers, needs: &Needs, deaths: &Deaths) -> io::Result<Writers> {
         let (jobs, inbox) = bounded(config.queue.get());
         let parked = Arc::new(Parked::new(jobs, needs.waiters_per_key));
         let paces = Arc::new(Paces::new(&needs.operations));
@@ -100,6 +103,7 @@ impl Writers {
                 terms: needs.terms.clone(),
                 batch: config.batch.get(),
                 statement_timeout: config.statement_timeout,
+                lock_timeout: config.lock_timeout,
                 bell: needs.bell.clone(),
                 parked: Arc::clone(&writers.parked),
                 paces: Arc::clone(&paces),
@@ -137,6 +141,7 @@ struct Writer {
     terms: Terms,
     batch: usize,
     statement_timeout: Duration,
+    lock_timeout: Duration,
     bell: Sender<()>,
     parked: Arc<Parked>,
     paces: Arc<Paces>,
@@ -279,7 +284,7 @@ impl Writer {
             });
         METRICS.batch_size.observe(f64::from(u32::try_from(batch.len()).unwrap_or(u32::MAX)));
         METRICS.write_seconds.observe(began.elapsed().as_secs_f64());
-        if spoils_connection(&written) || client.is_closed() {
+        if spoils_connection(&written) || client.is_spoiled() {
             client.discard();
         } else {
             self.client = Some(client);
@@ -287,7 +292,7 @@ impl Writer {
         if written.as_ref().is_ok_and(|replies| replies.iter().any(is_new)) {
             fail_point!("writer::after_write");
             // Already rung is as good as rung.
-            let _: Result<(), _> = self.bell.try_send(());
+            self.bell.try_send(()).ok();
         }
         written.map_err(Attempt::Whole)
     }
@@ -298,16 +303,30 @@ impl Writer {
             .iter()
             .map(|job| Request { call: &job.call, request_id: &job.request_id })
             .collect::<Vec<_>>();
-        // All of a batch have the same timeout.
-        match batch.first().and_then(|job| job.call.operation.timeout) {
-            None => {
-                client.answers_within(self.statement_timeout + GRACE);
-                once::write(client, &self.terms, &requests)
+        // All of a batch have the same timeout. One of its own costs two more round trips.
+        let own_timeout = batch.first().and_then(|job| job.call.operation.timeout);
+        let timeout = own_timeout.unwrap_or(self.statement_timeout);
+        client.answers_within(timeout + GRACE);
+        if own_timeout.is_some() {
+            once::set_timeout(client, timeout).map_err(Whole::Fault)?;
+        }
+        let replies = once::write(client, &self.terms, self.claim_wait(batch, timeout), &requests);
+        if own_timeout.is_some() && !client.is_spoiled() {
+            once::reset_timeout(client).map_err(Whole::Fault)?;
+        }
+        replies
+    }
+
+    /// How long to wait for a rival in another daemon: shortly in a batch, whose others wait too; alone as long as for
+    /// any lock, but not until the statement's timeout, which could not tell what was waited for, nor past the
+    /// caller's patience.
+    fn claim_wait(&self, batch: &[Job], timeout: Duration) -> Duration {
+        match batch {
+            [job] => {
+                let left = job.deadline.saturating_duration_since(Instant::now());
+                self.lock_timeout.min(timeout * 9 / 10).min(left)
             }
-            Some(timeout) => {
-                client.answers_within(timeout + GRACE);
-                once::write_within(client, timeout, &self.terms, &requests)
-            }
+            _ => CLAIM_WAIT_IN_A_BATCH,
         }
     }
 

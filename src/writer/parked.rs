@@ -38,17 +38,17 @@ impl Parked {
 
     /// Takes a job: it goes to the writers, or waits beside its key, or is answered at once where there is no room.
     pub(super) fn join(&self, job: Job) {
-        let refused = self.try_join(job);
-        if let Err((job, outcome)) = refused {
+        if let Some((job, outcome)) = self.place(job) {
             job.pending.answer(outcome);
         }
     }
 
-    fn try_join(&self, job: Job) -> Result<(), (Job, Outcome)> {
+    /// Finds a place for the job, or gives it back with what to answer.
+    fn place(&self, job: Job) -> Option<(Job, Outcome)> {
         let mut state = self.lock();
         let State { jobs, keys } = &mut *state;
         let Some(jobs) = jobs else {
-            return Err((job, Outcome::Unavailable(Reason::Stopping)));
+            return Some((job, Outcome::Unavailable(Reason::Stopping)));
         };
         match keys.entry(key_of(&job)) {
             Entry::Occupied(mut entry) => {
@@ -57,23 +57,26 @@ impl Parked {
                     METRICS.parked.sub(count(drop_abandoned(waiting)));
                 }
                 if waiting.len() >= self.waiters_per_key {
-                    return Err((job, Outcome::InProgress));
+                    return Some((job, Outcome::InProgress));
                 }
                 waiting.push(job);
                 METRICS.parked.inc();
             }
             Entry::Vacant(entry) => {
-                jobs.try_send(job).map_err(|error| match error {
-                    TrySendError::Full(job) => (job, Outcome::Unavailable(Reason::QueueFull)),
-                    TrySendError::Disconnected(job) => {
-                        (job, Outcome::Unavailable(Reason::Stopping))
+                match jobs.try_send(job) {
+                    Ok(()) => {}
+                    Err(TrySendError::Full(job)) => {
+                        return Some((job, Outcome::Unavailable(Reason::QueueFull)));
                     }
-                })?;
+                    Err(TrySendError::Disconnected(job)) => {
+                        return Some((job, Outcome::Unavailable(Reason::Stopping)));
+                    }
+                }
                 entry.insert(Vec::new());
             }
         }
-        self.show(&state);
-        Ok(())
+        show(&state);
+        None
     }
 
     /// Answers a job, and those beside it from its outcome where that is a stored one: a twin gets the same answer, as
@@ -98,7 +101,7 @@ impl Parked {
                 state.keys.insert(key, std::mem::take(&mut waiting));
             }
         }
-        self.show(&state);
+        show(&state);
         drop(state);
         if let Outcome::Recorded { answer, .. } = &outcome {
             for twin in waiting {
@@ -119,12 +122,6 @@ impl Parked {
         self.lock().jobs = None;
     }
 
-    fn show(&self, state: &State) {
-        if let Some(jobs) = &state.jobs {
-            METRICS.jobs_waiting.set(count(jobs.len()));
-        }
-    }
-
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing in here can panic half-way through a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -133,6 +130,12 @@ impl Parked {
 
 fn key_of(job: &Job) -> Key {
     (job.call.scope.clone(), job.call.key.clone())
+}
+
+fn show(state: &State) {
+    if let Some(jobs) = &state.jobs {
+        METRICS.jobs_waiting.set(count(jobs.len()));
+    }
 }
 
 /// Lets go of those whose caller has gone away, and says how many they were.

@@ -1,5 +1,3 @@
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails, and says why")]
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -76,6 +74,18 @@ fn a_higher_synchronous_commit_and_a_name_of_the_users_own_are_kept() {
     assert_eq!(show(&mut client, "synchronous_commit"), "remote_apply");
     assert_eq!(show(&mut client, "application_name"), "billing");
     assert_eq!(show(&mut client, "statement_timeout"), "30s");
+}
+
+#[test]
+fn a_session_that_is_somebody_elses_already_is_refused() {
+    let database = TestDatabase::create("shared");
+    let role = TestRole::create("shared");
+    // As a pooler that changes sessions with each transaction makes it look.
+    let set = format!("ALTER ROLE \"{}\" SET onced.session = 'taken'", role.0);
+    admin().batch_execute(&set).unwrap();
+    let fault = open(&role.dsn(&database)).client(Duration::from_millis(500)).unwrap_err();
+    assert_eq!(fault.kind, FaultKind::Unreachable);
+    assert!(fault.text.contains("pool_mode = session"), "{fault}");
 }
 
 #[test]

@@ -276,6 +276,11 @@ impl Dev {
         (status, answer.to_lowercase().contains("idempotent-replayed: true"))
     }
 
+    fn postmaster(&self) -> u32 {
+        let file = std::fs::read_to_string(self.state.join("postgres/data/postmaster.pid"));
+        file.unwrap().lines().next().unwrap().parse().unwrap()
+    }
+
     /// What is left running of it.
     fn processes(&self) -> Vec<String> {
         processes_about(&self.state)
@@ -293,9 +298,13 @@ impl Dev {
 
 impl Drop for Dev {
     fn drop(&mut self) {
-        // A test that fails leaves nothing running: the parts end with their parent.
+        // The parts end with their parent, also where the test has failed.
         drop(self.process.kill());
         drop(self.process.wait());
+        let deadline = Instant::now() + LIMIT;
+        while !self.processes().is_empty() && Instant::now() < deadline {
+            std::thread::park_timeout(Duration::from_millis(10));
+        }
     }
 }
 
@@ -377,11 +386,25 @@ fn a_killed_dev_leaves_no_process_and_the_next_one_goes_on_with_its_data() {
 }
 
 #[test]
+fn a_second_signal_ends_dev_at_once_and_what_it_left_ends_by_itself() {
+    let directory = directory();
+    let mut dev = Dev::start(directory.path());
+    let postmaster = dev.postmaster();
+    // So that stopping takes longer than anybody wants to wait.
+    kill("STOP", postmaster);
+    kill("TERM", dev.process.id());
+    assert!(dev.says("Stopping"));
+    kill("TERM", dev.process.id());
+    assert_eq!(dev.end().code(), Some(70));
+    kill("CONT", postmaster);
+    wait_until("nothing of it runs", || dev.processes().is_empty());
+}
+
+#[test]
 fn a_part_that_dies_stops_dev_with_a_word_on_it() {
     let directory = directory();
     let mut dev = Dev::start(directory.path());
-    let postmaster = std::fs::read_to_string(directory.path().join("postgres/data/postmaster.pid"));
-    kill("KILL", postmaster.unwrap().lines().next().unwrap().parse().unwrap());
+    kill("KILL", dev.postmaster());
     assert_eq!(dev.end().code(), Some(1));
     wait_until("nothing of it runs", || dev.processes().is_empty());
 }

@@ -1,7 +1,5 @@
 //! What the tests of the store share: a database of a test's own, roles, and a relay that falls silent.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails, and says why")]
-
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::num::NonZeroUsize;

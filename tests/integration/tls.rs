@@ -1,5 +1,3 @@
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails, and says why")]
-
 use std::fs;
 use std::net::Ipv4Addr;
 use std::os::unix::fs::{PermissionsExt, chown};

@@ -81,8 +81,10 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         (Some(directory), false) => State::lasting(directory, addresses)?,
         (None, false) => State::lasting(&state::default_directory()?, addresses)?,
     };
-    let end = run_in(&state, addresses, &stop)?;
+    let end = run_in(&state, addresses, &stop);
+    // Whatever came of it, nothing runs any more.
     state.stopped()?;
+    let end = end?;
     say("All is stopped.");
     match end {
         End::Signal => Ok(ExitCode::SUCCESS),

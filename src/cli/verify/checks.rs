@@ -147,10 +147,12 @@ fn concurrent_calls(run: &mut Run) -> anyhow::Result<Verdict> {
     remarks.expect(bodies.len() == 1, || "all should get the same body".to_owned());
     remarks.expect(replayed == CALLERS - 1, || "all but one should be replays".to_owned());
     let rows = run.rows(&key, ONE, &mut remarks)?;
-    let bodies = bodies.len();
-    Ok(remarks.verdict(format!(
-        "{good} of {CALLERS} succeeded, {replayed} replayed, {bodies} different bodies; {rows}"
-    )))
+    let bodies = match bodies.len() {
+        1 => "all bodies equal".to_owned(),
+        count => format!("{count} different bodies"),
+    };
+    Ok(remarks
+        .verdict(format!("{good} of {CALLERS} succeeded, {replayed} replayed, {bodies}; {rows}")))
 }
 
 /// Sends the same order on as many threads, and waits for all answers.

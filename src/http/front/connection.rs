@@ -75,9 +75,6 @@ impl<S: Service> Connection<S> {
     ///
     /// Empty lines before it are skipped (RFC 9112, 2.2), and do not count as its beginning.
     fn await_request(&mut self) -> bool {
-        if self.is_last {
-            return false;
-        }
         let until = Instant::now() + self.limits.keep_alive;
         self.place.idle();
         loop {
