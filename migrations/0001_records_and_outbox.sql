@@ -15,10 +15,6 @@ CREATE TABLE idempotency_records (
     PRIMARY KEY (scope, key)
 );
 
--- For the pruner, which takes the oldest first. Times rise, so that the index grows at its right end only and equal
--- times of one batch share an entry: it costs the write path little.
-CREATE INDEX idempotency_records_by_age ON idempotency_records (created_at);
-
 -- One row for each event that others must hear about.
 CREATE TABLE outbox_events (
     id              bigserial PRIMARY KEY,
@@ -34,7 +30,7 @@ CREATE TABLE outbox_events (
     due_at          timestamptz NOT NULL DEFAULT now(),
     last_error      text,
     dead_at         timestamptz,
-    discarded_at    timestamptz,                       -- only ever beside dead_at
+    discarded_at    timestamptz,                       -- a person gave it up; an attempt under way may still deliver it
     discarded_by    text,
     order_key       text COLLATE "C",
     format          smallint NOT NULL DEFAULT 1,       -- of the body on the wire

@@ -224,7 +224,7 @@ fn of_error(error: &Error) -> Delivery {
     {
         return Delivery::Unreachable { reason: other.to_string() };
     }
-    Delivery::Failed { reason: words(&error), retry_after: None }
+    Delivery::Failed { reason: words(error), retry_after: None }
 }
 
 /// An error of the client in words for the operator.

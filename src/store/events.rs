@@ -395,7 +395,7 @@ pub fn give_back(client: &mut Client, claims: &[GivenBack]) -> Result<(), Fault>
     let ids: Vec<i64> = claims.iter().map(|claim| claim.id).collect();
     let numbers: Vec<i64> = claims.iter().map(|claim| claim.number).collect();
     let delays: Vec<i64> = claims.iter().map(|claim| to_millis(claim.delay)).collect();
-    let params: [(&(dyn ToSql + Sync), Type); 3] =
+    let params: [Param<'_>; 3] =
         [(&ids, Type::INT8_ARRAY), (&numbers, Type::INT8_ARRAY), (&delays, Type::INT8_ARRAY)];
     run(client, GIVE_BACK, &params).map(drop)
 }
@@ -443,22 +443,21 @@ pub fn find_pause(client: &mut Client) -> Result<Option<Pause>, Fault> {
 
 /// The statements of this file, for the test that prepares each.
 pub const STATEMENTS: &[(&str, &str)] = &[
-    ("claim", CLAIM),
-    ("claim_in_order", CLAIM_IN_ORDER),
-    ("look_ahead", OUTLOOK),
-    ("settle_sent", SETTLE_SENT),
-    ("settle_failed", SETTLE_FAILED),
-    ("give_back", GIVE_BACK),
-    ("pause", PAUSE),
-    ("resume", RESUME),
-    ("find_pause", FIND_PAUSE),
+    ("events::CLAIM", CLAIM),
+    ("events::CLAIM_IN_ORDER", CLAIM_IN_ORDER),
+    ("events::OUTLOOK", OUTLOOK),
+    ("events::SETTLE_SENT", SETTLE_SENT),
+    ("events::SETTLE_FAILED", SETTLE_FAILED),
+    ("events::GIVE_BACK", GIVE_BACK),
+    ("events::PAUSE", PAUSE),
+    ("events::RESUME", RESUME),
+    ("events::FIND_PAUSE", FIND_PAUSE),
 ];
 
-fn run(
-    client: &mut Client,
-    sql: &str,
-    params: &[(&(dyn ToSql + Sync), Type)],
-) -> Result<Vec<Row>, Fault> {
+/// A value and its type: statements are sent with both, so that none has to be prepared first.
+pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
+
+fn run(client: &mut Client, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Fault> {
     client.query_typed(sql, params).map_err(|error| classify(&error))
 }
 

@@ -23,6 +23,8 @@ use crate::config;
 use crate::outcome::Fault;
 pub use dsn::check_dsn;
 pub use pool::{Client, Install};
+/// A connection, from a pool or outside it: what the functions of this module take.
+pub use postgres::Client as Session;
 
 use pool::Pool;
 use settings::{Limits, Recipe};

@@ -52,8 +52,10 @@ impl Secured {
         let certificate = params.signed_by(&key, &issuer).unwrap();
         fs::write(file("server.pem"), certificate.pem()).unwrap();
         fs::write(file("server.key"), key.serialize_pem()).unwrap();
-        fs::write(file("hba.conf"), "local all all trust\nhostssl all all 127.0.0.0/8 trust\n")
-            .unwrap();
+        let hba = "local all all trust\n\
+                   hostssl all postgres 127.0.0.0/8 scram-sha-256\n\
+                   hostnossl all clear 127.0.0.0/8 scram-sha-256\n";
+        fs::write(file("hba.conf"), hba).unwrap();
         ["server.pem", "server.key", "hba.conf"].into_iter().for_each(|name| give(&file(name)));
         // An address of this test's own, because the port is everybody's.
         let [.., high, low] = std::process::id().to_be_bytes();
@@ -70,6 +72,10 @@ impl Secured {
         let settings = settings.map(|(name, value)| (name.to_owned(), value)).to_vec();
         let options = Options { settings, ..Options::default() };
         let cluster = Cluster::start(&file("cluster"), &options).unwrap();
+        let roles =
+            "ALTER ROLE postgres PASSWORD 'hunter2'; CREATE ROLE clear LOGIN PASSWORD 'hunter2'";
+        let mut session = postgres::Client::connect(&cluster.dsn(), postgres::NoTls).unwrap();
+        session.batch_execute(roles).unwrap();
         Secured { _cluster: cluster, folder, address }
     }
 
@@ -79,8 +85,17 @@ impl Secured {
         name: &str,
         with: impl FnOnce(&mut config::Database),
     ) -> Result<bool, String> {
+        self.connect_as("user=postgres password=hunter2", name, with)
+    }
+
+    fn connect_as(
+        &self,
+        user: &str,
+        name: &str,
+        with: impl FnOnce(&mut config::Database),
+    ) -> Result<bool, String> {
         let address = self.address;
-        let dsn = format!("host={name} hostaddr={address} port=5432 user=postgres dbname=postgres");
+        let dsn = format!("host={name} hostaddr={address} port=5432 {user} dbname=postgres");
         let mut database = database_at(&dsn);
         with(&mut database);
         let mut client = store::connect(&database).map_err(|error| error.to_string())?;
@@ -117,6 +132,11 @@ fn the_right_certificate_is_taken_and_a_wrong_authority_or_name_is_refused() {
     assert_eq!(server.connect("anything", require), Ok(true));
     let refused = server.connect(NAME, |_| {}).unwrap_err();
     assert!(refused.contains("no encryption"), "in clear text on loopback: {refused}");
+    assert_eq!(server.connect_as("user=clear password=hunter2", NAME, |_| {}), Ok(false));
+    let refused = server.connect_as("user=clear password=hunter3", NAME, |_| {}).unwrap_err();
+    assert!(refused.contains("28P01") && !refused.contains("hunter3"), "{refused}");
+    let bound = "user=postgres password=hunter2 channel_binding=require";
+    assert_eq!(server.connect_as(bound, NAME, verify("ca.pem")), Ok(true));
 }
 
 #[test]

@@ -354,6 +354,11 @@ fn stopping_lets_running_requests_end_and_closes_the_rest() {
     front.await_waiting(1);
     eventually("all are accepted", || open_connections("stopping") == 4);
 
+    front.server.stop_accepting();
+    assert!(is_at_end(&mut idle));
+    assert!(is_at_end(&mut fresh));
+    eventually("nobody listens", || TcpStream::connect(&front.address).is_err());
+
     send(&mut half, "cd");
     let answer = read_answer(&mut half);
     assert_eq!((answer.body.as_str(), answer.closes()), ("POST /half - abcd", true));
