@@ -82,8 +82,11 @@ fn the_body_is_that_of_the_contract() {
 fn a_failed_attempt_comes_again_with_equal_bytes_long_before_the_next_poll() {
     let outbox = Outbox::new();
     outbox.insert(1, PLAIN);
-    let sink = Sink::start(|_, before| Reply::status(if before < 2 { 500 } else { 200 }));
-    let patient = onced::config::Relay { poll: Duration::from_secs(3600), ..relay() };
+    let sink = Sink::start(|_, before| {
+        Reply::status(if before < 2 { 500 } else { 200 }).after(Duration::from_millis(60))
+    });
+    let hour = Duration::from_secs(3600);
+    let patient = onced::config::Relay { poll: hour, lease: hour, ..relay() };
     let running = Running::start(outbox.store(), &patient, &sink_at(&sink.url()));
     outbox.until_sent(1);
     running.stop();
@@ -453,10 +456,13 @@ fn a_database_that_goes_away_while_events_are_published_loses_and_doubles_nothin
     let outbox = Outbox::new();
     outbox.insert(200, PLAIN);
     let sink = Sink::start(|_, _| Reply::status(204).after(Duration::from_millis(5)));
-    let running = Running::start(outbox.store(), &relay(), &sink_at(&sink.url()));
+    // It stays away for longer than a lease: who looks first when it is back must not be the claimer.
+    let brief = onced::config::Relay { lease: Duration::from_millis(1500), ..relay() };
+    let quick = onced::config::Sink { timeout: Duration::from_millis(500), ..sink_at(&sink.url()) };
+    let running = Running::start(outbox.store(), &brief, &quick);
     sink.wait_for(30);
     outbox.shut();
-    pause(Duration::from_millis(700));
+    pause(Duration::from_secs(2));
     outbox.open();
     outbox.until_sent(200);
     running.stop();
@@ -553,6 +559,18 @@ fn events_of_one_order_key_go_one_at_a_time_by_id_also_from_overlapping_transact
         assert!(before <= id, "{key}: {id} came after {before}");
     }
     assert_eq!(sink.overlaps(), 0);
+}
+
+#[test]
+fn a_successor_follows_at_once() {
+    let outbox = Outbox::new();
+    outbox.insert(5, ordered("k", "fine"));
+    let sink = Sink::start(|_, _| Reply::status(204).after(Duration::from_millis(40)));
+    let hour = Duration::from_secs(3600);
+    let patient = onced::config::Relay { poll: hour, lease: hour, ..relay() };
+    let running = Running::start(outbox.store(), &patient, &sink_at(&sink.url()));
+    outbox.until_sent(5);
+    running.stop();
 }
 
 #[test]
