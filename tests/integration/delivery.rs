@@ -470,6 +470,33 @@ fn a_database_that_goes_away_while_events_are_published_loses_and_doubles_nothin
 }
 
 #[test]
+fn a_delivery_that_cannot_be_recorded_is_no_failed_delivery_and_is_not_made_again() {
+    let outbox = Outbox::new();
+    outbox.insert(100, PLAIN);
+    // As with a full disk: claims go through, and what came of them does not.
+    outbox.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+             $$ BEGIN RAISE EXCEPTION 'no space left' USING ERRCODE = '53100'; END $$;
+         CREATE TRIGGER refuse BEFORE UPDATE OF sent_at ON outbox_events EXECUTE FUNCTION refuse()",
+    );
+    let sink = accepts();
+    let brief = onced::config::Relay { lease: Duration::from_millis(700), ..relay() };
+    let quick = onced::config::Sink { timeout: Duration::from_millis(500), ..sink_at(&sink.url()) };
+    let running = Running::start(outbox.store(), &brief, &quick);
+    sink.wait_for(4);
+    pause(Duration::from_millis(1500));
+    outbox.execute("DROP TRIGGER refuse ON outbox_events");
+    outbox.until_sent(100);
+    running.stop();
+    assert_eq!(sink.count(), 100);
+    let failed: i64 = outbox.value(
+        "SELECT count(*) FROM outbox_events WHERE attempts <> 1 OR last_error IS NOT NULL",
+        &[],
+    );
+    assert_eq!(failed, 0);
+}
+
+#[test]
 fn a_stop_settles_what_was_begun_and_gives_back_the_rest() {
     let outbox = Outbox::new();
     outbox.insert(100, PLAIN);
