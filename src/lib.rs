@@ -16,8 +16,9 @@ pub mod outcome; // what came of a call; pure
 pub mod pending; // the two ends of one answer
 
 pub mod http; // the callers' side: framing, routes, principals, answers
+pub mod reader;
 pub mod store;
-pub mod writer; // jobs in, outcomes out: batches, parked duplicates // every statement, and all that knows PostgreSQL
+pub mod writer; // jobs in, outcomes out: batches, parked duplicates // every statement, and all that knows PostgreSQL // look-ups of stored outcomes
 
 pub mod pruner; // retention
 pub mod relay; // the outbox, from row to webhook
@@ -25,6 +26,7 @@ pub mod relay; // the outbox, from row to webhook
 pub mod admin; // the operator's listener: health, metrics, API
 pub mod config; // the file: raw to checked
 pub mod observe; // every fact worth telling: log lines and metrics
+pub mod prober; // whether the database answers
 pub mod signals; // signals and the service manager
 pub mod threads; // named threads, the panic fence, the loop of a poller
 

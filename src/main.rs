@@ -1,3 +1,7 @@
 //! The `onced` program: see the library for what it does.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    onced::cli::main()
+}

@@ -4,218 +4,98 @@
 //! are fixed here: `request_id, scope, operation, event_id, event_key, attempt, status, elapsed_ms`. Idempotency keys
 //! are the callers' data: they are logged at `debug` only, and never become a label.
 
-use std::sync::LazyLock;
+mod log;
+mod metrics;
 
-use prometheus::{
-    Encoder, Histogram, HistogramOpts, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder,
-};
-
-/// The metrics of the process.
-pub static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
-
-/// The content type of [`metrics_text`].
-pub const METRICS_CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
-
-/// The outcomes that `onced_requests_total` tells apart.
-pub const OUTCOMES: [&str; 8] = [
-    "executed",
-    "refused",
-    "replayed",
-    "reused",
-    "in_progress",
-    "invalid",
-    "unavailable",
-    "failed",
-];
-
-/// The results that `onced_delivery_attempts_total` tells apart.
-pub const DELIVERIES: [&str; 3] = ["accepted", "failed", "sink_fault"];
-
-/// All metrics, registered once.
-pub struct Metrics {
-    registry: Registry,
-    /// Requests by operation and outcome.
-    pub requests: IntCounterVec,
-    /// Seconds that a batch took in the database.
-    pub write_seconds: Histogram,
-    /// Jobs that a batch held.
-    pub batch_size: Histogram,
-    /// Jobs that wait for a writer.
-    pub jobs_waiting: IntGauge,
-    /// Duplicates that wait beside a key in work.
-    pub parked: IntGauge,
-    /// Whether the prober reaches the database.
-    pub database_up: IntGauge,
-    /// Events that wait for delivery.
-    pub outbox_pending: IntGauge,
-    /// Age of the oldest event that waits for delivery, in seconds.
-    pub outbox_oldest_seconds: IntGauge,
-    /// Dead events that nobody has decided about.
-    pub outbox_dead: IntGauge,
-    /// Whether the sink is paused.
-    pub sink_paused: IntGauge,
-    /// Attempts to deliver, by result.
-    pub delivery_attempts: IntCounterVec,
-    /// Rows that the pruner took away, by table.
-    pub pruned: IntCounterVec,
-    /// Connections open on a listener.
-    pub connections: IntGaugeVec,
-}
-
-impl Metrics {
-    fn new() -> Metrics {
-        let registry = Registry::new();
-        let seconds = vec![
-            0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
-        ];
-        let sizes = vec![1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
-        let metrics = Metrics {
-            requests: counters(
-                &registry,
-                "onced_requests_total",
-                "Requests to an operation, by what came of them.",
-                &["operation", "outcome"],
-            ),
-            write_seconds: histogram(
-                &registry,
-                "onced_write_seconds",
-                "Time that one batch of writes took in the database.",
-                seconds,
-            ),
-            batch_size: histogram(
-                &registry,
-                "onced_batch_size",
-                "Requests that one batch of writes held.",
-                sizes,
-            ),
-            jobs_waiting: gauge(&registry, "onced_jobs_waiting", "Jobs that wait for a writer."),
-            parked: gauge(
-                &registry,
-                "onced_parked_waiting",
-                "Duplicates that wait beside a key in work.",
-            ),
-            database_up: gauge(
-                &registry,
-                "onced_database_up",
-                "1 where the database answers and takes writes.",
-            ),
-            outbox_pending: gauge(
-                &registry,
-                "onced_outbox_pending",
-                "Events that wait for delivery.",
-            ),
-            outbox_oldest_seconds: gauge(
-                &registry,
-                "onced_outbox_oldest_seconds",
-                "Age of the oldest event that waits for delivery.",
-            ),
-            outbox_dead: gauge(
-                &registry,
-                "onced_outbox_dead",
-                "Dead events that nobody has decided about.",
-            ),
-            sink_paused: gauge(
-                &registry,
-                "onced_sink_paused",
-                "1 where the sink is paused until a person resumes it.",
-            ),
-            delivery_attempts: counters(
-                &registry,
-                "onced_delivery_attempts_total",
-                "Attempts to deliver an event, by result.",
-                &["result"],
-            ),
-            pruned: counters(
-                &registry,
-                "onced_pruned_total",
-                "Rows that retention took away.",
-                &["table"],
-            ),
-            connections: gauges(
-                &registry,
-                "onced_connections",
-                "Open connections of clients.",
-                &["listener"],
-            ),
-            registry,
-        };
-        let build = gauges(
-            &metrics.registry,
-            "onced_build_info",
-            "1, with the version as a label.",
-            &["version"],
-        );
-        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-        for result in DELIVERIES {
-            metrics.delivery_attempts.with_label_values(&[result]).inc_by(0);
-        }
-        metrics
-    }
-
-    /// Shows the known label sets from the start, so that a first event is a step and not a new series.
-    pub fn show_operation(&self, operation: &str) {
-        for outcome in OUTCOMES {
-            self.requests.with_label_values(&[operation, outcome]).inc_by(0);
-        }
-    }
-}
-
-/// All metrics in Prometheus's text format.
-pub fn metrics_text() -> String {
-    let mut text = Vec::new();
-    TextEncoder::new()
-        .encode(&METRICS.registry.gather(), &mut text)
-        .expect("metrics of our own are well-formed, and a vector takes every byte");
-    String::from_utf8(text).expect("the text format is UTF-8")
-}
-
-const REGISTERED: &str = "each name is registered once, here, and is a valid one";
-
-fn counters(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
-    let metric = IntCounterVec::new(Opts::new(name, help), labels).expect(REGISTERED);
-    registry.register(Box::new(metric.clone())).expect(REGISTERED);
-    metric
-}
-
-fn gauges(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
-    let metric = IntGaugeVec::new(Opts::new(name, help), labels).expect(REGISTERED);
-    registry.register(Box::new(metric.clone())).expect(REGISTERED);
-    metric
-}
-
-fn gauge(registry: &Registry, name: &str, help: &str) -> IntGauge {
-    let metric = IntGauge::new(name, help).expect(REGISTERED);
-    registry.register(Box::new(metric.clone())).expect(REGISTERED);
-    metric
-}
-
-fn histogram(registry: &Registry, name: &str, help: &str, buckets: Vec<f64>) -> Histogram {
-    let opts = HistogramOpts::new(name, help).buckets(buckets);
-    let metric = Histogram::with_opts(opts).expect(REGISTERED);
-    registry.register(Box::new(metric.clone())).expect(REGISTERED);
-    metric
-}
+pub use log::{check_filter, start_log};
+pub use metrics::{METRICS, METRICS_CONTENT_TYPE, Metrics, metrics_text};
 
 /// A thread died by a panic: the daemon stops.
 pub fn thread_died(died: &crate::threads::Died) {
     tracing::error!(thread = died.thread, panic = died.panic, "a thread died; stopping");
 }
 
-/// Whether a log filter means what it seems to: a level, or directives such as `info,onced::relay=debug`.
-///
-/// # Errors
-/// What is wrong with it. A word that is no level would count as the name of a target, and silence all others.
-pub fn check_filter(filter: &str) -> Result<(), String> {
-    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
-    let is_level = |word: &str| LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level));
-    let is_bare = |word: &&str| !word.contains(['=', '[']);
-    let mut bare = filter.split(',').map(str::trim).filter(is_bare);
-    if let Some(word) = bare.find(|word| !is_level(word)) {
-        return Err(format!("{word:?} is not one of {}", LEVELS.join(", ")));
+/// The role or the database has a `synchronous_commit` under which an answer could be lost; our sessions have `on`.
+pub fn synchronous_commit_raised(lower: &str) {
+    tracing::warn!(
+        found = lower,
+        "synchronous_commit is lower than on for this role or database; onced's sessions have it on"
+    );
+}
+
+/// An operation does not fit the database: it answers 500 until it does, and the others go on.
+pub fn operation_does_not_fit(operation: &str, problem: &dyn std::fmt::Display) {
+    tracing::error!(operation, %problem, "an operation does not fit the database; its calls fail");
+}
+
+/// A call came to nothing by a fault. The whole text of the fault is here and only here.
+pub fn call_failed(request_id: &str, call: &crate::call::Call, fault: &crate::outcome::Fault) {
+    let (scope, operation) = (call.scope.as_str(), call.operation.name.as_str());
+    if fault.kind == crate::outcome::FaultKind::Broken {
+        tracing::error!(request_id, scope, operation, %fault, "a call failed");
+    } else {
+        tracing::warn!(request_id, scope, operation, %fault, "a call could not be served now");
     }
-    let parsed = tracing_subscriber::EnvFilter::builder().parse(filter);
-    parsed.map(|_| ()).map_err(|error| error.to_string())
+}
+
+/// A call is run again after a fault that this may help against.
+pub fn call_runs_again(request_id: &str, call: &crate::call::Call, fault: &crate::outcome::Fault) {
+    let (scope, operation) = (call.scope.as_str(), call.operation.name.as_str());
+    tracing::debug!(request_id, scope, operation, %fault, "a call runs again");
+}
+
+/// A writer got no connection.
+pub fn no_connection(fault: &crate::outcome::Fault) {
+    tracing::debug!(%fault, "no connection to the database");
+}
+
+/// A record was made by a fingerprint recipe that this program does not know.
+pub fn recipe_unknown(request_id: &str, stored_hash: &str) {
+    let recipe = crate::call::fingerprint::recipe_name(stored_hash);
+    tracing::error!(
+        request_id,
+        recipe,
+        "a record was made by an unknown fingerprint recipe; a newer onced made it"
+    );
+}
+
+/// A listener could not take a connection; it goes on. `times` is how often since this was said last.
+pub fn accept_failed(listener: &str, error: &std::io::Error, times: u64) {
+    tracing::warn!(listener, %error, times, "a connection could not be taken; going on");
+}
+
+/// As many clients as may be are being served, and more came. `times` is how often since this was said last.
+pub fn clients_turned_away(listener: &str, limit: usize, times: u64) {
+    tracing::warn!(listener, limit, times, "clients were turned away: every place is taken");
+}
+
+/// A request made the program panic: it was answered 500, and the daemon goes on.
+pub fn request_panicked(listener: &str, panic: &str) {
+    tracing::error!(listener, panic, "a request made its thread panic; it was answered 500");
+}
+
+/// A request was answered with the outcome of a call.
+pub fn answered(
+    operation: &str,
+    request_id: &str,
+    outcome: &str,
+    status: u16,
+    elapsed: std::time::Duration,
+) {
+    METRICS.requests.with_label_values(&[operation, outcome]).inc();
+    let elapsed_ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
+    tracing::debug!(request_id, operation, outcome, status, elapsed_ms, "answered");
+}
+
+/// A request to an operation was refused for its form: nothing was looked up.
+pub fn request_invalid(operation: &str, request_id: &str, detail: &str) {
+    METRICS.requests.with_label_values(&[operation, "invalid"]).inc();
+    tracing::debug!(request_id, operation, detail, "a request was not valid");
+}
+
+/// A look-up of a stored outcome failed.
+pub fn look_up_failed(request_id: &str, fault: &crate::outcome::Fault) {
+    tracing::warn!(request_id, %fault, "a look-up failed");
 }
 
 /// Whether a fault that came `times` times in a row is worth another line: the first, the second, the fourth…
@@ -342,16 +222,76 @@ pub fn backlog(pending: i64, oldest_seconds: i64, dead: i64) {
     METRICS.outbox_dead.set(dead);
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn known_label_sets_are_shown_before_anything_happened() {
-        METRICS.show_operation("orders");
-        let text = metrics_text();
-        assert!(text.contains(r#"onced_requests_total{operation="orders",outcome="replayed"} 0"#));
-        assert!(text.contains(r#"onced_delivery_attempts_total{result="failed"} 0"#));
-        assert!(text.contains("onced_build_info{version="));
+/// The daemon serves.
+pub fn started(http: &str, admin: &str, config: &crate::config::Config) {
+    for warning in &config.warnings {
+        tracing::warn!("{warning}");
     }
+    let operations =
+        config.operations.iter().map(|operation| operation.name.as_str()).collect::<Vec<_>>();
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        config = %config.file.display(),
+        http,
+        admin,
+        operations = operations.join(","),
+        principals = config.principals.len(),
+        "onced serves"
+    );
+}
+
+/// The daemon started, and the database does not answer yet.
+pub fn started_without_database(fault: &crate::outcome::Fault) {
+    tracing::warn!(%fault, "the database does not answer; starting all the same");
+}
+
+/// The database answers, takes writes, and its schema fits.
+pub fn database_ready() {
+    tracing::info!("the database is ready");
+}
+
+/// The database cannot be worked with.
+pub fn database_lost(reason: &str) {
+    tracing::warn!(reason, "not ready");
+}
+
+/// A signal asked to stop.
+pub fn stopping(within: std::time::Duration) {
+    tracing::info!(within_s = within.as_secs(), "stopping; a second signal stops at once");
+}
+
+/// The daemon has stopped; `left` are the threads that still ran at the deadline.
+pub fn stopped(left: &[String]) {
+    if left.is_empty() {
+        tracing::info!("stopped in order");
+    } else {
+        let threads = left.join(",");
+        tracing::error!(
+            threads,
+            "stopped at the end of shutdown_timeout with threads still running"
+        );
+    }
+}
+
+/// A thread makes no progress: the watchdog is not fed.
+pub fn thread_stuck(thread: &str) {
+    tracing::error!(thread, "a thread makes no progress; the watchdog is not fed");
+}
+
+/// Principals and secrets were read anew.
+pub fn reloaded(needs_restart: &[String]) {
+    tracing::info!("principals and the sink's secrets were read anew");
+    for key in needs_restart {
+        tracing::warn!(key, "changed in the configuration; it takes effect at the next start");
+    }
+}
+
+/// The configuration could not be read anew: what was in force stays in force.
+pub fn reload_refused(problems: &crate::config::Problems) {
+    tracing::error!(%problems, "the configuration has problems; the one in force stays in force");
+}
+
+/// The service manager cannot be told anything.
+pub fn service_manager_deaf(error: &std::io::Error) {
+    tracing::debug!(%error, "the service manager could not be notified");
 }

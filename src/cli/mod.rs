@@ -1,1 +1,205 @@
-//! To come.
+//! The command line: what may be typed, and the one `match` that says what happens then.
+
+mod check_config;
+mod client;
+pub mod dev;
+mod migrate;
+mod output;
+mod parent;
+mod serve;
+mod settings;
+mod show;
+mod sink;
+mod token;
+mod verify;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
+
+use crate::config::Problems;
+use output::{Style, complain, styled_error};
+
+/// Exit code: it was tried, and failed.
+const FAILED: u8 = 1;
+/// Exit code: what was typed makes no sense.
+const USAGE: u8 = 2;
+/// Exit code: the configuration is wrong; trying again without a change is no use.
+const CONFIGURATION: u8 = 78;
+
+/// Makes retried writes take effect once: a daemon in front of PostgreSQL.
+#[derive(Debug, Parser)]
+#[command(
+    name = "onced",
+    version,
+    about,
+    after_help = "To try it on this machine, with nothing to prepare but an installed PostgreSQL:\n  onced dev\n\n\
+                  Exit codes: 0 done, 1 failed, 2 wrong usage, 70 stopped at once by a second signal, \
+                  78 configuration."
+)]
+struct Arguments {
+    /// The configuration; by default $ONCED_CONFIG, else onced.toml here, else /etc/onced/onced.toml
+    #[arg(long, global = true, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Stop when standard input closes: whoever started this is gone
+    #[arg(long, global = true, hide = true)]
+    exit_with_parent: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the daemon
+    #[command(after_help = "Example:\n  onced serve --config /etc/onced/onced.toml")]
+    Serve(serve::Arguments),
+    /// Run everything on this machine, with nothing to configure: a private PostgreSQL, the example, a sink, the daemon
+    #[command(after_help = "Examples:\n  onced dev\n  onced dev --ephemeral --http 127.0.0.1:9080")]
+    Dev(dev::Arguments),
+    /// Bring the database's schema up to date, and run the operations' setup
+    #[command(after_help = "Any number may run at once.\n\nExample:\n  onced migrate")]
+    Migrate(migrate::Arguments),
+    /// Tell every problem of the configuration, and of the operations' SQL where the database answers
+    #[command(after_help = "Prints the configuration that is in force, with secrets masked.\n\n\
+                            Example:\n  onced check-config --config ./onced.toml")]
+    CheckConfig(check_config::Arguments),
+    /// Try the promises on a running daemon that serves the example `orders`
+    #[command(
+        after_help = "With a configuration it counts rows in the database, too. It uses new keys and \
+                            leaves its orders behind.\n\n\
+                            Examples:\n  onced verify\n  \
+                            onced verify --url http://127.0.0.1:8080 --token-file token"
+    )]
+    Verify(verify::Arguments),
+    /// Show what the database knows of a key: its outcome, its answer, its events
+    #[command(after_help = "Exits with 1 where there is no record of the key.\n\n\
+                            Example:\n  onced show demo-001 --scope billing")]
+    Show(show::Arguments),
+    /// Run a sample consumer of events: it checks signatures and drops repeats
+    #[command(
+        after_help = "GET / tells counts, GET /events the newest events, GET /events/ID one of them.\n\n\
+                            Example:\n  onced sink --secret-file sink.secret --state seen.jsonl"
+    )]
+    Sink(sink::Arguments),
+    /// Make bearer tokens for principals
+    #[command(after_help = "Example:\n  onced token new --name billing")]
+    Token(token::Arguments),
+}
+
+impl Arguments {
+    /// An error where `--config` was given to a command that reads none: it must not seem to have had an effect.
+    fn useless_config(&self) -> Option<clap::Error> {
+        let name = match self.command {
+            Command::Dev(_) => "dev",
+            Command::Sink(_) => "sink",
+            Command::Token(_) => "token",
+            Command::Serve(_)
+            | Command::Migrate(_)
+            | Command::CheckConfig(_)
+            | Command::Verify(_)
+            | Command::Show(_) => return None,
+        };
+        self.config.as_ref()?;
+        let message = format!("`onced {name}` reads no configuration file: leave --config out");
+        Some(Arguments::command().error(ErrorKind::ArgumentConflict, message))
+    }
+}
+
+/// A command that did not do what it was asked to.
+enum Failure {
+    /// Exit code 1.
+    Failed(anyhow::Error),
+    /// Exit code 78.
+    Configuration(String),
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Failure {
+        Failure::Failed(error)
+    }
+}
+
+impl From<Problems> for Failure {
+    fn from(problems: Problems) -> Failure {
+        Failure::Configuration(problems.to_string())
+    }
+}
+
+/// Parses the arguments of the process, runs the command, and says on standard error what went wrong.
+pub fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Help and version are errors to clap, too. A reader who has gone is no failure.
+            error.print().ok();
+            return ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(FAILED));
+        }
+    };
+    if let Some(error) = arguments.useless_config() {
+        error.print().ok();
+        return ExitCode::from(USAGE);
+    }
+    match run(arguments) {
+        Ok(code) => code,
+        Err(Failure::Failed(error)) => {
+            complain(format_args!("{} {error:#}", styled_error(Style::Bad, "onced:")));
+            ExitCode::from(FAILED)
+        }
+        Err(Failure::Configuration(problems)) => {
+            complain(problems);
+            ExitCode::from(CONFIGURATION)
+        }
+    }
+}
+
+fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
+    let Arguments { config, exit_with_parent, command } = arguments;
+    if exit_with_parent {
+        parent::stop_when_gone().context("cannot watch standard input")?;
+    }
+    match command {
+        Command::Serve(arguments) => serve::run(config, &arguments),
+        Command::Dev(arguments) => Ok(dev::run(&arguments)?),
+        Command::Migrate(arguments) => done(migrate::run(&settings::load(config)?, &arguments)),
+        Command::CheckConfig(arguments) => {
+            Ok(code(check_config::run(config, &arguments), CONFIGURATION))
+        }
+        Command::Verify(arguments) => Ok(code(verify::run(config, &arguments)?, FAILED)),
+        Command::Show(arguments) => {
+            Ok(code(show::run(&settings::load(config)?, &arguments)?, FAILED))
+        }
+        Command::Sink(arguments) => done(sink::run(&arguments)),
+        Command::Token(arguments) => done(token::run(arguments)),
+    }
+}
+
+fn done(result: anyhow::Result<()>) -> Result<ExitCode, Failure> {
+    result.map(|()| ExitCode::SUCCESS).map_err(Failure::Failed)
+}
+
+fn code(good: bool, otherwise: u8) -> ExitCode {
+    if good { ExitCode::SUCCESS } else { ExitCode::from(otherwise) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_arguments_are_well_formed() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_shows_an_example_in_its_help() {
+        let mut program = Arguments::command();
+        for command in program.get_subcommands_mut() {
+            let name = command.get_name().to_owned();
+            let help = command.render_long_help().to_string();
+            assert!(help.contains(&format!("  onced {name}")), "{name}:\n{help}");
+        }
+    }
+}

@@ -10,7 +10,8 @@ use super::kind::{
 };
 use super::problem::{Place, Problem, Problems};
 use super::raw::{Document, Environment, quoted};
-use super::reader::{Finished, Reader, Section};
+use super::reader::Reader;
+use super::section::Section;
 use super::{
     Admin, Config, Database, Http, Log, LogFormat, OnDead, Principal, Relay, Retention, Secret,
     Sink, Tls, Writers, parse, rules,
@@ -35,41 +36,40 @@ impl Config {
     /// # Errors
     /// Everything that is wrong, at once.
     pub fn parse(file: &Path, text: &str, environment: &Environment) -> Result<Config, Problems> {
-        read(file, text, environment).map(|(config, _)| config)
+        let mut reader = Reader::new(Document::parse(file, text), environment.clone());
+        let mut config = read(file, &mut reader);
+        // Where the file is no TOML, what a rule misses may only be unreadable.
+        if reader.is_toml {
+            rules::apply(&config, &mut reader);
+        }
+        let finished = reader.finish()?;
+        config.settings = finished.settings;
+        config.warnings = finished.warnings;
+        Ok(config)
     }
 }
 
-/// Reads a configuration, and gives what was learnt about the keys besides.
-pub(super) fn read(
-    file: &Path,
-    text: &str,
-    environment: &Environment,
-) -> Result<(Config, Finished), Problems> {
-    let mut reader = Reader::new(Document::parse(file, text), environment.clone());
-    let folder = reader.folder();
-    let mut config = Config {
+/// Reads every key. What is wrong is noted by the reader, and something harmless put in its place.
+pub(super) fn read(file: &Path, reader: &mut Reader) -> Config {
+    let folder = file.parent().unwrap_or(Path::new(""));
+    Config {
         file: file.to_owned(),
         shutdown_timeout: reader
             .top(|top| top.value("shutdown_timeout", "30s", duration("1s", "1h"))),
         http: reader.section("http", http),
-        admin: reader.section("admin", |section| admin(section, &folder)),
-        database: reader.section("database", |section| database(section, &folder)),
+        admin: reader.section("admin", |section| admin(section, folder)),
+        database: reader.section("database", |section| database(section, folder)),
         writers: reader.section("writers", writers),
         relay: reader.section("relay", relay),
-        sink: reader.section_if_there("sink", |section| sink(section, &folder)),
+        sink: reader.section_if_there("sink", |section| sink(section, folder)),
         retention: reader.section("retention", retention),
         log: reader.section("log", log),
         principals: reader.array("principals", 10_000, principal),
         operations: reader
-            .named("operations", 1_000, |section, name| operation(section, name, &folder)),
+            .named("operations", 1_000, |section, name| operation(section, name, folder)),
         warnings: Vec::new(),
         settings: Vec::new(),
-    };
-    rules::apply(&config, &mut reader);
-    let mut finished = reader.finish()?;
-    config.settings = std::mem::take(&mut finished.settings);
-    config.warnings = std::mem::take(&mut finished.warnings);
-    Ok((config, finished))
+    }
 }
 
 /// The kind of a file that `load` takes, by a path against `folder`.

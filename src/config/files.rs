@@ -15,32 +15,32 @@ const LONGEST_SECRET: u64 = 16 << 10;
 /// The longest file that is read for SQL or certificates.
 pub(super) const LONGEST_TEXT: u64 = 1 << 20;
 
-/// The text of a file that ought to be UTF-8 and at most `longest` bytes. The message says what is wrong, and never
-/// what is in the file.
+/// The text of a file that ought to be UTF-8 and at most `longest` bytes. The message says what is wrong with it, and
+/// never what is in it.
 pub(super) fn text_or_empty(path: &Path, longest: u64) -> Result<String, String> {
-    let named = |message: String| format!("{} {message}", path.display());
-    let refused = |error: std::io::Error| named(format!("cannot be read: {error}; {}", who()));
+    let refused = |error: std::io::Error| format!("cannot be read: {error}; {}", who());
     let metadata = std::fs::metadata(path).map_err(refused)?;
     // Opening a pipe would wait for its writer, for ever if need be.
     if !metadata.is_file() {
-        return Err(named("is not a regular file".to_owned()));
+        return Err("is not a regular file".to_owned());
     }
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(refused)?;
     file.take(longest + 1).read_to_end(&mut bytes).map_err(refused)?;
     if bytes.len() as u64 > longest {
-        return Err(named(format!("is longer than {longest} bytes")));
+        return Err(format!("is longer than {longest} bytes"));
     }
-    let text = String::from_utf8(bytes).map_err(|error| {
-        named(format!("is not UTF-8 from byte {} on", error.utf8_error().valid_up_to()))
-    })?;
-    Ok(text)
+    String::from_utf8(bytes)
+        .map_err(|error| format!("is not UTF-8 from byte {} on", error.utf8_error().valid_up_to()))
 }
 
-/// The same of a file that must not be empty.
+/// The same of a file that must not be empty; the message names it.
 fn text(path: &Path, longest: u64) -> Result<String, String> {
-    let text = text_or_empty(path, longest)?;
-    if text.trim().is_empty() { Err(format!("{} is empty", path.display())) } else { Ok(text) }
+    let text = match text_or_empty(path, longest) {
+        Ok(text) if text.trim().is_empty() => Err("is empty".to_owned()),
+        other => other,
+    };
+    text.map_err(|message| format!("{} {message}", path.display()))
 }
 
 /// As which user this runs: the first thing to know where a file cannot be read.

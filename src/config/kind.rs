@@ -27,7 +27,8 @@ impl From<String> for Fault {
     }
 }
 
-type Reading<'a, T> = Box<dyn Fn(&Given) -> Result<Read<T>, Vec<Fault>> + 'a>;
+/// How a value is read.
+pub(super) type Reading<'a, T> = Box<dyn Fn(&Given) -> Result<Read<T>, Vec<Fault>> + 'a>;
 
 /// A kind of value.
 pub(super) struct Kind<'a, T> {
@@ -174,7 +175,8 @@ pub(super) fn duration_text(duration: Duration) -> String {
         (1, "ns"),
     ];
     let nanoseconds = duration.as_nanos();
-    let fits = |(size, _): &&(u128, &str)| nanoseconds >= *size && nanoseconds % size == 0;
+    let fits =
+        |(size, _): &&(u128, &str)| nanoseconds >= *size && nanoseconds.is_multiple_of(*size);
     let unit = UNITS.iter().find(fits);
     unit.map_or("0s".to_owned(), |(size, unit)| format!("{}{unit}", nanoseconds / size))
 }
@@ -210,7 +212,7 @@ fn own_size(text: &str) -> u64 {
 /// A size in one spelling, exact: `"8MiB"`, or the bare number of bytes.
 fn size_text(bytes: u64) -> String {
     const UNITS: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
-    let unit = UNITS.iter().find(|(size, _)| bytes > 0 && bytes % size == 0);
+    let unit = UNITS.iter().find(|(size, _)| bytes > 0 && bytes.is_multiple_of(*size));
     match unit {
         Some((size, name)) => toml_string(&format!("{}{name}", bytes / size)),
         None => bytes.to_string(),
@@ -252,10 +254,11 @@ pub(super) fn toml_string(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::raw::owned;
     use super::*;
 
     fn read<T>(kind: &Kind<'_, T>, text: &str) -> Result<(T, String), String> {
-        let given = Given::of_file(toml::de::DeValue::parse(text).unwrap().into_inner().into());
+        let given = Given::of_file(owned(toml::de::DeValue::parse(text).unwrap(), &[]));
         match (kind.read)(&given) {
             Ok(read) => Ok((read.value, read.shown)),
             Err(faults) => Err(faults

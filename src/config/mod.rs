@@ -13,6 +13,8 @@ mod problem;
 mod raw;
 mod reader;
 mod rules;
+mod section;
+mod strangers;
 #[cfg(test)]
 mod tests;
 

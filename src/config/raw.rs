@@ -78,34 +78,42 @@ pub(super) enum Value {
     Date,
     List(Vec<Entry>),
     Table(Table),
+    /// The parser stumbled in it, which is a problem of its own.
+    Unreadable,
 }
 
-impl From<DeValue<'_>> for Value {
-    fn from(value: DeValue<'_>) -> Value {
-        match value {
-            DeValue::String(text) => Value::Text(text.into_owned()),
-            DeValue::Integer(number) => {
-                let parsed = i128::from_str_radix(number.as_str(), number.radix());
-                Value::Integer(number.to_string(), parsed.ok())
-            }
-            DeValue::Float(number) => Value::Fraction(number.to_string()),
-            DeValue::Boolean(truth) => Value::Boolean(truth),
-            DeValue::Datetime(_) => Value::Date,
-            DeValue::Array(items) => Value::List(
-                items
-                    .into_iter()
-                    .map(|item| Entry { start: item.span().start, value: item.into_inner().into() })
-                    .collect(),
-            ),
-            DeValue::Table(table) => Value::Table(owned_table(table)),
+/// A value of the parser as one of ours; `broken` are the bytes at which the text is not TOML.
+pub(super) fn owned(value: Spanned<DeValue<'_>>, broken: &[usize]) -> Value {
+    let span = value.span();
+    let value = value.into_inner();
+    let items = value.as_array().into_iter().flatten();
+    let holds_tables = value.is_table() || items.into_iter().any(|item| item.get_ref().is_table());
+    if !holds_tables && broken.iter().any(|at| (span.start..=span.end).contains(at)) {
+        return Value::Unreadable;
+    }
+    match value {
+        DeValue::String(text) => Value::Text(text.into_owned()),
+        DeValue::Integer(number) => {
+            let parsed = i128::from_str_radix(number.as_str(), number.radix());
+            Value::Integer(number.to_string(), parsed.ok())
         }
+        DeValue::Float(number) => Value::Fraction(number.to_string()),
+        DeValue::Boolean(truth) => Value::Boolean(truth),
+        DeValue::Datetime(_) => Value::Date,
+        DeValue::Array(items) => Value::List(
+            items
+                .into_iter()
+                .map(|item| Entry { start: item.span().start, value: owned(item, broken) })
+                .collect(),
+        ),
+        DeValue::Table(table) => Value::Table(owned_table(table, broken)),
     }
 }
 
-fn owned_table(table: DeTable<'_>) -> Table {
+fn owned_table(table: DeTable<'_>, broken: &[usize]) -> Table {
     let entry = |(key, value): (Spanned<DeString<'_>>, Spanned<DeValue<'_>>)| {
         let start = key.span().start;
-        (key.into_inner().into_owned(), Entry { start, value: value.into_inner().into() })
+        (key.into_inner().into_owned(), Entry { start, value: owned(value, broken) })
     };
     table.into_iter().map(entry).collect()
 }
@@ -126,13 +134,15 @@ pub(super) struct Document {
 impl Document {
     pub(super) fn parse(file: &Path, text: &str) -> Document {
         let (root, errors) = DeTable::parse_recoverable(text);
+        let spans = errors.iter().filter_map(toml::de::Error::span);
+        let broken: Vec<usize> = spans.map(|span| span.start).collect();
         let newlines = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n');
         let line_starts = std::iter::once(0).chain(newlines.map(|(at, _)| at + 1)).collect();
         let mut document = Document {
             file: file.to_owned(),
             line_starts,
             text: text.to_owned(),
-            root: owned_table(root.into_inner()),
+            root: owned_table(root.into_inner(), &broken),
             syntax_errors: Vec::new(),
         };
         // The error's own Display quotes the line, which may hold a secret; its message does not.
@@ -142,6 +152,12 @@ impl Document {
             message: format!("not TOML: {}", error.message()),
         });
         document.syntax_errors = problems.collect();
+        document.syntax_errors.sort();
+        // What follows on the same line is mostly the parser finding its way back.
+        document.syntax_errors.dedup_by_key(|problem| match &problem.place {
+            Place::Line { line, .. } => Some(*line),
+            Place::File(_) | Place::Variable(_) => None,
+        });
         document
     }
 
@@ -155,11 +171,6 @@ impl Document {
         let before = self.text.get(start..at).unwrap_or_default();
         Place::Line { file: self.file.clone(), line, column: before.chars().count() + 1 }
     }
-
-    /// The folder against which the file's paths are read.
-    pub(super) fn folder(&self) -> PathBuf {
-        self.file.parent().unwrap_or(Path::new("")).to_owned()
-    }
 }
 
 /// A value as it was given.
@@ -171,6 +182,10 @@ pub(super) struct Given {
 }
 
 impl Given {
+    pub(super) fn is_readable(&self) -> bool {
+        !matches!(self.value, Value::Unreadable)
+    }
+
     pub(super) fn of_file(value: Value) -> Given {
         Given { value, is_text: false }
     }
@@ -181,84 +196,79 @@ impl Given {
 
     /// The value as text.
     pub(super) fn text(&self) -> Result<&str, String> {
-        match &self.value {
-            Value::Text(text) => Ok(text),
-            other => Err(format!("{} is not a string; put it in quotes", self.told(other))),
-        }
+        self.as_text().ok_or_else(|| format!("{} is not a string; put it in quotes", self.shown()))
     }
 
     /// The value as text, in a message that does not tell it.
     pub(super) fn secret_text(&self) -> Result<&str, String> {
-        match &self.value {
-            Value::Text(text) => Ok(text),
-            other => Err(format!("this is {}, not a string", kind_of(other))),
-        }
+        self.as_text().ok_or_else(|| format!("this is {}, not a string", kind_of(&self.value)))
     }
 
     /// The value as a whole number.
     pub(super) fn integer(&self) -> Result<i128, String> {
-        let parsed = match &self.value {
-            Value::Integer(_, number) => *number,
-            Value::Text(text) if self.is_text => text.trim().parse().ok(),
-            _ => None,
+        let number = if let Value::Integer(_, number) = &self.value {
+            *number
+        } else {
+            self.typed_text().and_then(|text| text.trim().parse().ok())
         };
-        parsed.ok_or_else(|| format!("{} is not a whole number", self.shown()))
+        number.ok_or_else(|| format!("{} is not a whole number", self.shown()))
     }
 
     /// Whether the value is a bare number.
     pub(super) fn is_number(&self) -> bool {
-        match &self.value {
-            Value::Integer(..) | Value::Fraction(_) => true,
-            Value::Text(text) => text.trim().parse::<f64>().is_ok_and(f64::is_finite),
-            _ => false,
-        }
+        let is_finite = |text: &str| text.trim().parse::<f64>().is_ok_and(f64::is_finite);
+        matches!(self.value, Value::Integer(..) | Value::Fraction(_))
+            || self.as_text().is_some_and(is_finite)
     }
 
     /// The value as a truth.
     pub(super) fn boolean(&self) -> Result<bool, String> {
-        match &self.value {
-            Value::Boolean(truth) => Ok(*truth),
-            Value::Text(text) if self.is_text && text == "true" => Ok(true),
-            Value::Text(text) if self.is_text && text == "false" => Ok(false),
-            _ => Err(format!("{} is neither true nor false", self.shown())),
+        if let Value::Boolean(truth) = self.value {
+            return Ok(truth);
         }
+        let truth = self.typed_text().and_then(|text| text.parse().ok());
+        truth.ok_or_else(|| format!("{} is neither true nor false", self.shown()))
     }
 
     /// The items of a list. As text it is written with commas, or as TOML writes it.
     pub(super) fn items(&self) -> Result<Vec<Given>, String> {
-        match &self.value {
-            Value::List(items) => {
-                Ok(items.iter().map(|item| Given::of_file(item.value.clone())).collect())
-            }
-            Value::Text(text) if self.is_text => items_of_text(text),
-            other => Err(format!("this is {}, not a list", kind_of(other))),
+        if let Value::List(items) = &self.value {
+            return Ok(items.iter().map(|item| Given::of_file(item.value.clone())).collect());
         }
+        let text = self.typed_text();
+        text.map_or_else(|| Err(format!("this is {}, not a list", kind_of(&self.value))), items_of)
+    }
+
+    fn as_text(&self) -> Option<&str> {
+        if let Value::Text(text) = &self.value { Some(text) } else { None }
+    }
+
+    /// Text that may stand for another type.
+    fn typed_text(&self) -> Option<&str> {
+        self.as_text().filter(|_| self.is_text)
     }
 
     /// The value for a message: short, on one line.
     pub(super) fn shown(&self) -> String {
-        self.told(&self.value)
-    }
-
-    fn told(&self, value: &Value) -> String {
-        match value {
+        match &self.value {
             Value::Text(text) => quoted(text),
-            Value::Integer(number, _) => number.clone(),
-            Value::Fraction(number) => number.clone(),
+            Value::Integer(number, _) | Value::Fraction(number) => number.clone(),
             Value::Boolean(truth) => truth.to_string(),
-            other => format!("this, {},", kind_of(other)),
+            other @ (Value::Date | Value::List(_) | Value::Table(_) | Value::Unreadable) => {
+                format!("this, {},", kind_of(other))
+            }
         }
     }
 }
 
-fn items_of_text(text: &str) -> Result<Vec<Given>, String> {
+fn items_of(text: &str) -> Result<Vec<Given>, String> {
     let text = text.trim();
     if !text.starts_with('[') {
         let items = text.split(',').map(str::trim);
         return Ok(if text.is_empty() { Vec::new() } else { items.map(Given::of_text).collect() });
     }
     let list = DeValue::parse(text).map_err(|error| format!("no list: {}", error.message()))?;
-    Given::of_file(list.into_inner().into()).items()
+    Given::of_file(owned(list, &[])).items()
 }
 
 /// Text in quotes, cut where it is long, with nothing in it that a terminal would act upon.
@@ -279,5 +289,6 @@ pub(super) fn kind_of(value: &Value) -> &'static str {
         Value::Date => "a date",
         Value::List(_) => "a list",
         Value::Table(_) => "a table",
+        Value::Unreadable => "unreadable",
     }
 }

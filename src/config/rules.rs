@@ -38,7 +38,7 @@ fn listeners(config: &Config, reader: &mut Reader) {
         reader.problem("admin.listen", message);
     }
     let is_anonymous = config.principals.is_empty() && !reader.is_given("principals");
-    if !reader.are_sound(&["http.listen", "http.allow_anonymous"]) || !reader.is_toml {
+    if !reader.are_sound(&["http.listen", "http.allow_anonymous"]) {
         return;
     }
     let is_open = is_anonymous && !is_local(&config.http.listen);
@@ -80,7 +80,7 @@ fn principals(config: &Config, reader: &mut Reader) {
         }
         for name in principal.operations.iter().flatten() {
             let is_known = config.operations.iter().any(|operation| operation.name == *name);
-            if !is_known && reader.is_toml {
+            if !is_known {
                 let message = format!("there is no operation {name:?}{}", known(config));
                 reader.problem(&format!("{path}.operations"), message);
             }
@@ -157,14 +157,16 @@ fn times(config: &Config, reader: &mut Reader) {
 fn sink_rules(config: &Config, sink: &Sink, reader: &mut Reader) {
     let (lease, timeout) = (config.relay.lease, sink.timeout);
     if lease < timeout * 2 && reader.are_sound(&["relay.lease", "sink.timeout"]) {
-        let message = format!(
-            "{} is less than twice sink.timeout ({}): an attempt is begun only while the lease \
-             has more than that left, so too little of a batch would be sent",
-            duration_text(lease),
-            duration_text(timeout)
-        );
-        let key = if reader.is_given("relay.lease") { "relay.lease" } else { "sink.timeout" };
-        reader.problem(key, format!("relay.lease: {message}"));
+        let (lease, timeout) = (duration_text(lease), duration_text(timeout));
+        let why = "an attempt is begun only while the lease has more than that left, so too \
+                   little of a batch would be sent";
+        if reader.is_given("sink.timeout") && !reader.is_given("relay.lease") {
+            let message = format!("{timeout} is more than half of relay.lease ({lease}): {why}");
+            reader.problem("sink.timeout", message);
+        } else {
+            let message = format!("{lease} is less than twice sink.timeout ({timeout}): {why}");
+            reader.problem("relay.lease", message);
+        }
     }
     if config.shutdown_timeout < timeout {
         reader.warn(format!(

@@ -50,7 +50,7 @@ pub fn classify_connect(error: &postgres::Error) -> Fault {
 
 /// The kind of an SQLSTATE. Where a code has several meanings, the server's routine (which no locale translates) or a
 /// name of ours in the message tells them apart.
-fn kind_of(sqlstate: &str, message: &str, routine: &str) -> FaultKind {
+pub(super) fn kind_of(sqlstate: &str, message: &str, routine: &str) -> FaultKind {
     match sqlstate {
         "25006" => FaultKind::ReadOnly,
         "55P03" => FaultKind::LockTimeout,
@@ -72,8 +72,8 @@ fn kind_of(sqlstate: &str, message: &str, routine: &str) -> FaultKind {
 
 fn kind_of_class(class: &str) -> FaultKind {
     match class {
-        // Connection, authorization of the session, no such database, operator intervention (shutdown, starting up).
-        "08" | "28" | "3D" | "57" => FaultKind::Unreachable,
+        // Connection; operator intervention: shut down, starting up.
+        "08" | "57" => FaultKind::Unreachable,
         // A deadlock, a serialization failure; an object that another session uses.
         "40" | "55" => FaultKind::Conflict,
         // Resources; the server's own input and output.
@@ -83,17 +83,18 @@ fn kind_of_class(class: &str) -> FaultKind {
 }
 
 fn has_io_error(error: &postgres::Error) -> bool {
-    sources(error).any(|source| source.is::<io::Error>())
+    sources(error).any(<dyn Error>::is::<io::Error>)
 }
 
-fn sources<'a>(
+/// The causes of an error, the nearest first.
+pub(super) fn sources<'a>(
     error: &'a (dyn Error + 'static),
 ) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(error.source(), |source| (*source).source())
 }
 
 /// An error and its causes, in one line.
-pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
+pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
     sources(error).fold(error.to_string(), |text, source| format!("{text}: {source}"))
 }
 
@@ -132,8 +133,6 @@ mod tests {
         let table = [
             ("08006", FaultKind::Unreachable),
             ("08P01", FaultKind::Unreachable),
-            ("28P01", FaultKind::Unreachable),
-            ("3D000", FaultKind::Unreachable),
             ("57P01", FaultKind::Unreachable),
             ("57P02", FaultKind::Unreachable),
             ("57P03", FaultKind::Unreachable),
@@ -161,6 +160,8 @@ mod tests {
             ("22P02", FaultKind::Broken),
             ("23505", FaultKind::Broken),
             ("25000", FaultKind::Broken),
+            ("28P01", FaultKind::Broken),
+            ("3D000", FaultKind::Broken),
             ("42501", FaultKind::Broken),
             ("42883", FaultKind::Broken),
             ("42P01", FaultKind::Broken),

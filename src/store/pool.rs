@@ -7,14 +7,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use postgres::NoTls;
+use postgres::Statement;
 use r2d2::{HandleError, ManageConnection, PooledConnection};
 
 use super::fault;
+use super::settings::{Made, Recipe};
+use super::wire::Patience;
 use crate::outcome::{Fault, FaultKind};
 
-/// What is done to a new connection before anybody gets it.
-pub type Install = Box<dyn Fn(&mut postgres::Client) -> Result<(), Fault> + Send + Sync>;
+/// What is done to a new connection before anybody gets it; what it prepares stays with the connection.
+pub type Install =
+    Box<dyn Fn(&mut postgres::Client) -> Result<Option<Statement>, Fault> + Send + Sync>;
 
 /// r2d2 doubles the pause after a failed attempt to connect up to half of its `connection_timeout`, which has no other
 /// use here: so a database that is back is found within half a second.
@@ -22,12 +25,15 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// How long a connection in doubt may take to answer before it is thrown away.
 const PING: Duration = Duration::from_secs(1);
+/// Also where the caller's time is nearly over: a sound one must not be thrown away for that.
+const SHORTEST_PING: Duration = Duration::from_millis(100);
 
 /// A pool of equal connections.
 #[derive(Clone)]
 pub(super) struct Pool {
     pool: r2d2::Pool<Manager>,
     trouble: Arc<Trouble>,
+    patience: Duration,
 }
 
 /// What the connections of a pool have met. It is shared by those who use them and by r2d2's threads, which make them
@@ -41,14 +47,16 @@ struct Trouble {
 }
 
 struct Manager {
-    session: postgres::Config,
-    install: Arc<dyn Fn(&mut postgres::Client) -> Result<(), Fault> + Send + Sync>,
+    recipe: Recipe,
+    install: Install,
     trouble: Arc<Trouble>,
 }
 
 /// A connection in the pool.
 struct Session {
     client: postgres::Client,
+    prepared: Option<Statement>,
+    patience: Patience,
     /// The value of [`Trouble::breaks`] at which it was known to work.
     sound_at: u64,
     discarded: bool,
@@ -60,13 +68,10 @@ pub struct Client {
 }
 
 impl Pool {
-    pub(super) fn new(
-        session: postgres::Config,
-        size: usize,
-        install: Arc<dyn Fn(&mut postgres::Client) -> Result<(), Fault> + Send + Sync>,
-    ) -> Pool {
+    pub(super) fn new(recipe: Recipe, size: usize, install: Install) -> Pool {
         let trouble = Arc::<Trouble>::default();
-        let manager = Manager { session, install, trouble: Arc::clone(&trouble) };
+        let patience = recipe.silence;
+        let manager = Manager { recipe, install, trouble: Arc::clone(&trouble) };
         let pool = r2d2::Pool::builder()
             .max_size(u32::try_from(size).unwrap_or(u32::MAX))
             .min_idle(Some(0))
@@ -74,7 +79,7 @@ impl Pool {
             .connection_timeout(2 * LONGEST_PAUSE)
             .error_handler(Box::new(Silent))
             .build_unchecked(manager);
-        Pool { pool, trouble }
+        Pool { pool, trouble, patience }
     }
 
     pub(super) fn get(&self, wait: Duration) -> Result<Client, Fault> {
@@ -85,7 +90,8 @@ impl Pool {
                 Ok(pooled) => Client { pooled },
                 Err(_) => return Err(self.trouble.why(wait)),
             };
-            if client.is_sound(&self.trouble) {
+            if client.is_sound(&self.trouble, left) {
+                client.answers_within(self.patience);
                 return Ok(client);
             }
         }
@@ -115,12 +121,12 @@ impl ManageConnection for Manager {
     fn connect(&self) -> Result<Session, Fault> {
         let sound_at = self.trouble.breaks.load(Ordering::SeqCst);
         let made = self
-            .session
-            .connect(NoTls)
-            .map_err(|error| fault::classify_connect(&error))
-            .and_then(|mut client| (self.install)(&mut client).map(|()| client));
+            .recipe
+            .connect()
+            .and_then(|mut made| (self.install)(&mut made.client).map(|prepared| (made, prepared)));
         self.trouble.set_last(made.as_ref().err().cloned());
-        made.map(|client| Session { client, sound_at, discarded: false })
+        let (Made { client, patience }, prepared) = made?;
+        Ok(Session { client, prepared, patience, sound_at, discarded: false })
     }
 
     fn is_valid(&self, session: &mut Session) -> Result<(), Fault> {
@@ -137,19 +143,41 @@ impl ManageConnection for Manager {
 }
 
 impl Client {
+    /// Sets how long the server may be silent while an answer is awaited, until the connection goes back. It must be
+    /// longer than the `statement_timeout` that holds; by default it is that of the pool and five seconds. Past it the
+    /// connection breaks, as one does that was cut. Over a Unix socket it has no effect.
+    pub fn answers_within(&self, limit: Duration) {
+        self.pooled.patience.set(limit);
+    }
+
+    /// What [`Install`] prepared on the connection.
+    pub(super) fn prepared(&self) -> Option<Statement> {
+        self.pooled.prepared.clone()
+    }
+
     /// Throws the connection away: the next one is made anew.
     pub fn discard(mut self) {
+        self.spoil();
+    }
+
+    /// Says that the connection must not be used again.
+    pub(super) fn spoil(&mut self) {
         self.pooled.discarded = true;
+    }
+
+    /// Whether the connection must not be used again.
+    pub fn is_spoiled(&self) -> bool {
+        self.pooled.discarded || self.pooled.client.is_closed()
     }
 
     /// Whether it works. It is asked only where another one broke after it was last known to work: a server that was
     /// restarted broke them all, and they notice only when used.
-    fn is_sound(&mut self, trouble: &Trouble) -> bool {
+    fn is_sound(&mut self, trouble: &Trouble, left: Duration) -> bool {
         let breaks = trouble.breaks.load(Ordering::SeqCst);
         if self.pooled.sound_at == breaks {
             return true;
         }
-        let sound = self.pooled.client.is_valid(PING).is_ok();
+        let sound = self.pooled.client.is_valid(left.clamp(SHORTEST_PING, PING)).is_ok();
         self.pooled.sound_at = breaks;
         self.pooled.discarded = !sound;
         sound

@@ -1,4 +1,4 @@
-//! The tests against the real thing: sockets, a PostgreSQL, a sink.
+//! The tests against the real thing: the daemon's binary, sockets, a PostgreSQL, a sink.
 #![expect(
     clippy::unwrap_used,
     clippy::print_stderr,
@@ -6,8 +6,32 @@
 )]
 #![expect(unreachable_pub, reason = "nobody can use a test from outside")]
 
-mod outbox;
+mod outbox; // what the tests of the relays share
+mod support;
+mod testbed; // what the tests of the store share
 
+mod acceptance; // the acceptance of the contract, A1 to A7
+mod batches; // requests that share a transaction do not notice each other
+mod canonical; // what a body may be, asked of PostgreSQL
+mod commands; // the command line: tokens, the sink, configuration, verify
+mod crash; // kill -9, a database that goes away, sessions that are ended
+mod database; // connections: settings, bounds, recovery
 mod delivery; // every event arrives, and what fails is not lost from sight
+mod dev; // the private cluster, and everything that `onced dev` starts
+mod framing; // HTTP that could be read two ways, or never ends
+mod json; // which bodies are the same request, and which are none
+mod keys; // which keys are the same key, and which are none
 mod leases; // no event is with two relays at a time
-mod retention; // what is old goes, and nothing else
+mod limits; // sizes, counts, and readers that do not read
+mod lookup; // what is stored of a key
+mod one_answer; // P2: the same bytes at every call
+mod one_effect; // P1: whoever else is working on the key
+mod refusals; // what is stored as a refusal, and what leaves the key unused
+mod retention;
+mod schema; // migrations, setup, operations that fit or not, records
+mod security; // who may call, and what is told to whom
+mod starting; // good starts, and starts that must be refused
+mod statements; // every statement of ours fits the schema
+mod stopping; // signals: every accepted request is answered
+mod tidy; // rules of the source that a machine can see
+mod tls; // the connection to PostgreSQL, encrypted // what is old goes, and nothing else

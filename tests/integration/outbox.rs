@@ -192,7 +192,7 @@ fn onced_store(
     writers: &config::Writers,
     relay: &config::Relay,
 ) -> Store {
-    Store::open(database, writers, relay, Box::new(|_| Ok(()))).unwrap()
+    Store::open(database, writers, relay, Box::new(|_| Ok(None))).unwrap()
 }
 
 fn migrations() -> Vec<PathBuf> {

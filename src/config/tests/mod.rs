@@ -1,14 +1,17 @@
-//! Whole files: what is wrong with them, and what is in force. The manual and the shipped file are held to the code.
+//! Whole files, next to the files that they name.
+
+mod in_force;
+mod manual;
+mod problems;
+mod rules;
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use super::reader::Known;
 use super::*;
 
-const SHIPPED: &str = include_str!("../../config/onced.toml");
-const MANUAL: &str = include_str!("../../docs/configuration.md");
+const SHIPPED: &str = include_str!("../../../config/onced.toml");
 const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\n";
 
 /// A folder with the files that the tests' configurations name.
@@ -77,46 +80,4 @@ fn shipped_in_full() -> String {
     };
     let lines = SHIPPED.lines().map(uncomment).filter(|line| !line.starts_with("url_file"));
     lines.collect::<Vec<_>>().join("\n")
-}
-
-/// Every key that the program knows.
-fn known() -> Vec<Known> {
-    let folder = folder();
-    let file = folder.path().join("onced.toml");
-    let (_, finished) = check::read(&file, &shipped_in_full(), &Environment::default())
-        .unwrap_or_else(|problems| panic!("{problems}"));
-    finished.known
-}
-
-fn title(known: &Known) -> String {
-    match known.section.as_str() {
-        "" => known.key.clone(),
-        section => format!("{section}.{}", known.key),
-    }
-}
-
-/// What the manual must say below the heading of a key.
-fn facts(known: &Known) -> String {
-    let default = known
-        .default
-        .as_ref()
-        .map_or("No default".to_owned(), |value| format!("Default `{value}`"));
-    let variable = known
-        .variable
-        .as_ref()
-        .map_or("in the file only".to_owned(), |name| format!("variable `{name}`"));
-    format!("{default}; allowed: {}; {variable}.", known.allowed)
-}
-
-#[test]
-fn the_manual_has_every_key_with_its_default_bounds_and_variable() {
-    let missing: Vec<String> = known()
-        .iter()
-        .map(|known| format!("### {}\n\n{}\n", title(known), facts(known)))
-        .filter(|entry| !MANUAL.contains(entry.as_str()))
-        .collect();
-    assert!(missing.is_empty(), "docs/configuration.md lacks:\n{}", missing.join("\n"));
-    let titles: BTreeSet<String> = known().iter().map(title).collect();
-    let mut headings = MANUAL.lines().filter_map(|line| line.strip_prefix("### "));
-    assert_eq!(headings.find(|heading| !titles.contains(*heading)), None, "is no key");
 }

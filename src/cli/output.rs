@@ -1,0 +1,116 @@
+//! What a command says: to people on a terminal, to programs as JSON.
+//!
+//! A reader who has gone away (`onced show … | head -1`) is no failure of the command, so what cannot be written to
+//! standard output or standard error is dropped.
+
+use std::borrow::Cow;
+use std::fmt::{self, Display};
+use std::io::{IsTerminal, Write, stderr, stdout};
+
+/// Writes a line to standard output.
+pub(super) fn say(line: impl Display) {
+    writeln!(stdout().lock(), "{line}").ok();
+}
+
+/// Writes a line to standard error.
+pub(super) fn complain(line: impl Display) {
+    writeln!(stderr().lock(), "{line}").ok();
+}
+
+/// Writes a value as JSON, indented, to standard output.
+pub(super) fn say_json(value: &serde_json::Value) {
+    say(format_args!("{value:#}"));
+}
+
+/// How a piece of text looks on a terminal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Style {
+    Bold,
+    Dim,
+    Good,
+    Bad,
+    Odd,
+}
+
+/// Text that is styled where standard output is a terminal and `NO_COLOR` is not set.
+pub(super) fn styled(style: Style, text: impl Display) -> String {
+    paint(style, text, stdout().is_terminal())
+}
+
+/// The same for standard error.
+pub(super) fn styled_error(style: Style, text: impl Display) -> String {
+    paint(style, text, stderr().is_terminal())
+}
+
+fn paint(style: Style, text: impl Display, terminal: bool) -> String {
+    let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    if !terminal || refused {
+        return text.to_string();
+    }
+    let code = match style {
+        Style::Bold => 1,
+        Style::Dim => 2,
+        Style::Good => 32,
+        Style::Bad => 31,
+        Style::Odd => 33,
+    };
+    format!("\x1b[{code}m{text}\x1b[0m")
+}
+
+/// Text from outside, made fit for one line of a terminal: control characters are escaped.
+pub(super) fn plain(text: &str) -> Cow<'_, str> {
+    if !text.chars().any(char::is_control) {
+        return Cow::Borrowed(text);
+    }
+    let escaped = |c: char| -> Vec<char> {
+        if c.is_control() { c.escape_default().collect() } else { vec![c] }
+    };
+    Cow::Owned(text.chars().flat_map(escaped).collect())
+}
+
+/// Rows below a heading, each column as wide as its longest cell.
+pub(super) struct Table<const COLUMNS: usize> {
+    /// The headings.
+    pub(super) head: [&'static str; COLUMNS],
+    /// The cells.
+    pub(super) rows: Vec<[String; COLUMNS]>,
+}
+
+impl<const COLUMNS: usize> Display for Table<COLUMNS> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = |column: usize| {
+            let cells = self.rows.iter().map(|row| row[column].chars().count());
+            cells.chain([self.head[column].chars().count()]).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..COLUMNS).map(width).collect();
+        let line = |cells: &[String; COLUMNS]| {
+            let padded = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}"));
+            padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+        };
+        f.write_str(&line(&self.head.map(str::to_owned)))?;
+        self.rows.iter().try_for_each(|row| write!(f, "\n{}", line(row)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_do_not_reach_the_terminal() {
+        assert_eq!(plain("order.created"), "order.created");
+        assert_eq!(plain("a\u{1b}[31m\nb\u{e9}"), "a\\u{1b}[31m\\nb\u{e9}");
+    }
+
+    #[test]
+    fn columns_are_as_wide_as_their_longest_cell() {
+        let rows = vec![["1".to_owned(), "x".to_owned()], ["1000".to_owned(), String::new()]];
+        let table = Table { head: ["id", "type"], rows };
+        assert_eq!(table.to_string(), "id    type\n1     x\n1000");
+    }
+
+    #[test]
+    fn colour_is_for_terminals() {
+        assert_eq!(paint(Style::Good, "ok", false), "ok");
+    }
+}
