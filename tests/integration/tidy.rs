@@ -59,7 +59,8 @@ fn only_the_store_knows_postgres() {
 
 #[test]
 fn only_the_front_knows_framing() {
-    assert_only(&["http/front/"], &["httparse", "httpdate"]);
+    assert_only(&["http/front/"], &["httparse"]);
+    assert_only(&["http/front/", "relay/backoff"], &["httpdate"]);
 }
 
 #[test]
