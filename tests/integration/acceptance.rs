@@ -70,16 +70,13 @@ fn a4_one_request_writes_two_events_and_a_replay_leaves_two() {
     assert!(daemon.order(&key).is_replay());
 
     assert_eq!(database.counts(), ONE_ORDER);
-    let transactions = "SELECT count(DISTINCT xmin::text) FROM
-        (SELECT xmin FROM outbox_events UNION ALL SELECT xmin FROM orders
-         UNION ALL SELECT xmin FROM idempotency_records) AS rows";
-    // The relay's updates have transactions of their own, so it is looked at where nothing was claimed.
-    let alone = Database::new();
-    let quiet = Daemon::start(&alone);
-    assert_eq!(quiet.order(&key).status, 201);
-    assert_eq!(alone.value::<i64>(transactions, &[]), 1);
+    // `now()` is the start of the transaction, to the microsecond.
+    let transactions = "SELECT count(DISTINCT created_at) FROM
+        (SELECT created_at FROM outbox_events UNION ALL SELECT created_at FROM orders
+         UNION ALL SELECT created_at FROM idempotency_records) AS rows";
+    assert_eq!(database.value::<i64>(transactions, &[]), 1);
 
-    until_eq("both events are settled", &2, || {
+    until_eq("both events are settled", &2_i64, || {
         database.value("SELECT count(*) FROM outbox_events WHERE sent_at IS NOT NULL", &[])
     });
     let deliveries = sink.deliveries();
@@ -103,6 +100,7 @@ mod at_fault_points {
     use std::collections::BTreeSet;
 
     use super::*;
+    use crate::support::daemon::ORDER;
     use crate::support::wait::until;
 
     /// A writer that is held at a point has taken its job, and a second call waits for it in the queue.
@@ -127,14 +125,14 @@ mod at_fault_points {
         let database = Database::new();
         let mut daemon = daemon_held_at(&database, "writer::before_write");
         let (key, next) = (fresh_key(), fresh_key());
-        let _held = daemon.client().begin("orders", &key, crate::support::daemon::ORDER);
+        let mut held = daemon.client().begin("orders", &key, ORDER);
         // Two more, since the writer may have taken the second together with the first.
-        let _waiting = [&next, &fresh_key()]
-            .map(|key| daemon.client().begin("orders", key, crate::support::daemon::ORDER));
+        let _waiting = [&next, &fresh_key()].map(|key| daemon.client().begin("orders", key, ORDER));
         until("the writer is held", || {
             let waiting = daemon.metric("onced_jobs_waiting");
             if waiting >= 1.0 { Ok(()) } else { Err(format!("{waiting} jobs wait")) }
         });
+        assert!(held.is_silent());
         assert_eq!(database.counts(), Counts::NONE);
 
         assert!(!kill_and_retry(&mut daemon, &database, &key).is_replay());
@@ -145,8 +143,9 @@ mod at_fault_points {
         let database = Database::new();
         let mut daemon = daemon_held_at(&database, "writer::after_write");
         let key = fresh_key();
-        let _held = daemon.client().begin("orders", &key, crate::support::daemon::ORDER);
+        let mut held = daemon.client().begin("orders", &key, ORDER);
         until_eq("the write is committed", &ONE_ORDER, || database.counts());
+        assert!(held.is_silent());
 
         assert!(kill_and_retry(&mut daemon, &database, &key).is_replay());
     }

@@ -567,7 +567,6 @@ fn events_of_one_order_key_go_one_at_a_time_by_id_also_from_overlapping_transact
                     transaction.commit().unwrap();
                 }
             };
-            #[expect(clippy::disallowed_methods, reason = "the scope joins them")]
             std::thread::Builder::new().spawn_scoped(scope, write).unwrap();
         }
     });

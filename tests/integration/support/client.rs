@@ -169,6 +169,14 @@ impl Connection {
         ready
     }
 
+    /// Whether no answer comes for a while that is long for a daemon that nobody holds.
+    pub fn is_silent(&mut self) -> bool {
+        self.read_within(Duration::from_millis(300));
+        let answer = self.try_answer();
+        self.read_within(LIMIT);
+        answer.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    }
+
     /// How long a read may take from now on.
     pub fn read_within(&self, limit: Duration) {
         self.stream.set_read_timeout(Some(limit)).expect("a limit above zero");
