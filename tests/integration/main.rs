@@ -21,6 +21,7 @@ mod dev; // the private cluster, and everything that `onced dev` starts
 #[cfg(feature = "fail-points")]
 mod faults; // the process dies at a named place on an event's way
 mod framing; // HTTP that could be read two ways, or never ends
+mod https; // a sink behind TLS
 mod json; // which bodies are the same request, and which are none
 mod keys; // which keys are the same key, and which are none
 mod leases; // no event is with two relays at a time
