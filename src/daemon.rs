@@ -259,7 +259,9 @@ fn check_database(store: &Store, operations: &[Operation]) -> Result<(), StartEr
             return Ok(());
         }
     };
-    match check_schema(&mut client) {
+    // Held beside the first, it shows a pooler that hands one session to two clients.
+    let second = store.client(FIRST_CONNECTION).map_err(SchemaProblem::Fault);
+    match second.and_then(|_| check_schema(&mut client)) {
         Err(SchemaProblem::Fault(fault)) => {
             observe::started_without_database(&fault);
             return Ok(());

@@ -23,10 +23,10 @@ const BACKLOG_EVERY: Duration = Duration::from_secs(5);
 const CONNECTION_WAIT: Duration = Duration::from_secs(2);
 
 /// A database that is silent for this long is as good as gone.
-const SILENCE: Duration = Duration::from_secs(3);
+const SILENCE: Duration = Duration::from_secs(2);
 
 /// What was heard longer ago is not known any more: the database may have gone silent since.
-const STALE: Duration = Duration::from_secs(4);
+const STALE: Duration = Duration::from_secs(5);
 
 /// One probe that takes longer than this is stuck.
 const STUCK: Duration = Duration::from_secs(90);

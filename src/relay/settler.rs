@@ -87,12 +87,12 @@ impl Settler {
     }
 
     /// Writes the round, and tries as often as it takes: all of it may be repeated. Only a stopping daemon gives up.
-    fn settle(&self, mut round: Round, give_up_at: &mut Option<Instant>) {
+    fn settle(&self, round: Round, give_up_at: &mut Option<Instant>) {
         fail_point!("relay::before_settle", |_| std::process::abort());
         let mut faults: u32 = 0;
         loop {
             self.pulse.busy();
-            let written = self.write(&mut round);
+            let written = self.write(&round);
             self.pulse.idle();
             let Err(fault) = written else { break };
             faults = faults.saturating_add(1);
@@ -129,7 +129,7 @@ impl Settler {
         crossbeam_channel::after(shortest.min(end - now)).recv().is_ok()
     }
 
-    fn write(&self, round: &mut Round) -> Result<(), Fault> {
+    fn write(&self, round: &Round) -> Result<(), Fault> {
         let mut client = self.store.client(CONNECTION_WAIT)?;
         if let Some(reason) = &round.gone {
             if events::pause(&mut client, PAUSED_BY, reason)? {
@@ -141,7 +141,6 @@ impl Settler {
             events::settle_sent(&mut client, &round.sent)?;
         }
         self.write_failures(&mut client, &round.failed)?;
-        round.failed.clear();
         if !round.given_back.is_empty() {
             events::give_back(&mut client, &round.given_back)?;
         }
@@ -182,6 +181,6 @@ impl Round {
     }
 
     fn wakes_claimer(&self) -> bool {
-        self.has_ordered || self.gone.is_some() || !self.given_back.is_empty()
+        self.has_ordered || !self.failed.is_empty() || !self.given_back.is_empty()
     }
 }

@@ -40,6 +40,8 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("migrate::MINIMUM_VERSION", migrate::MINIMUM_VERSION),
     ("migrate::MISSING_RIGHTS", migrate::MISSING_RIGHTS),
     ("migrate::SETUP_MARK", migrate::SETUP_MARK),
+    ("once::SET_TIMEOUT", once::SET_TIMEOUT),
+    ("once::RESET_TIMEOUT", once::RESET_TIMEOUT),
     ("records::FIND_RECORD", records::FIND_RECORD),
     ("records::PROBE", records::PROBE),
 ];

@@ -117,7 +117,7 @@ BEGIN
             result := CASE
                 WHEN answer_status IS NOT NULL THEN 'refused' WHEN code = 'ONC03' THEN 'expired' ELSE 'failed'
             END;
-            note := concat_ws(' | ', note, nullif(detail, ''), nullif(place, ''));
+            note := concat_ws(' | ', note, nullif(detail, ''), left(place, 300));
         END;
         -- A session's advisory locks outlive even the savepoint that is rolled back.
         PERFORM pg_advisory_unlock_all();

@@ -148,3 +148,129 @@ fn drop_abandoned(waiting: &mut Vec<Job>) -> usize {
 fn count(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    use crossbeam_channel::{Receiver, bounded};
+
+    use super::*;
+    use crate::call::{self, Call};
+    use crate::operations::{Operation, Script};
+    use crate::outcome::{Answer, Media};
+    use crate::pending::{self, Waiting};
+
+    fn job(key: &str, body: &str) -> (Job, Waiting) {
+        let operation = Arc::new(Operation {
+            name: "orders".to_owned(),
+            route: "/v1/orders".to_owned(),
+            statement: Script { path: "orders.sql".into(), sql: "SELECT 1".to_owned() },
+            setup: None,
+            timeout: None,
+        });
+        let (body, fingerprint) = call::read_body("orders", body.as_bytes().to_vec()).unwrap();
+        let key = IdempotencyKey::from_text(key).unwrap();
+        let call = Call { scope: Scope::default(), key, operation, fingerprint, body };
+        let (pending, waiting) = pending::pair();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        (Job { call, pending, deadline, request_id: "req".into() }, waiting)
+    }
+
+    fn table(waiters: usize) -> (Parked, Receiver<Job>) {
+        let (jobs, inbox) = bounded(1);
+        (Parked::new(jobs, waiters), inbox)
+    }
+
+    fn heard(waiting: &Waiting) -> Option<Outcome> {
+        waiting.wait_until(Instant::now())
+    }
+
+    fn recorded(replayed: bool) -> Outcome {
+        let answer = Answer { status: 201, body: "{}".into(), media: Media::Json };
+        Outcome::Recorded { answer, replayed }
+    }
+
+    #[test]
+    fn a_twin_is_answered_from_the_first_ones_outcome_and_another_body_learns_that_the_key_is_taken()
+     {
+        let (parked, inbox) = table(8);
+        let (first, first_waits) = job("k", "1");
+        let (twin, twin_waits) = job("k", "1.0");
+        let (other, other_waits) = job("k", "2");
+        for job in [first, twin, other] {
+            parked.join(job);
+        }
+        let first = inbox.try_recv().unwrap();
+        assert!(inbox.is_empty(), "duplicates do not become jobs");
+
+        assert!(parked.settle(first, recorded(false)).is_none());
+
+        assert_eq!(heard(&first_waits), Some(recorded(false)));
+        assert_eq!(heard(&twin_waits), Some(recorded(true)));
+        assert_eq!(heard(&other_waits), Some(Outcome::KeyReused));
+    }
+
+    #[test]
+    fn where_nothing_was_stored_the_next_one_runs_and_the_rest_waits_for_it() {
+        let (parked, inbox) = table(8);
+        let (first, first_waits) = job("k", "1");
+        let (second, second_waits) = job("k", "2");
+        let (third, third_waits) = job("k", "1");
+        for job in [first, second, third] {
+            parked.join(job);
+        }
+
+        let next = parked.settle(inbox.try_recv().unwrap(), Outcome::OperationFailed).unwrap();
+
+        assert_eq!(heard(&first_waits), Some(Outcome::OperationFailed));
+        assert_eq!(heard(&second_waits), None);
+        assert!(parked.settle(next, recorded(false)).is_none());
+        assert_eq!(heard(&second_waits), Some(recorded(false)));
+        assert_eq!(heard(&third_waits), Some(Outcome::KeyReused), "never another request's answer");
+    }
+
+    #[test]
+    fn waiters_are_bounded_and_who_went_away_frees_its_place() {
+        let (parked, _inbox) = table(1);
+        let (first, _first_waits) = job("k", "1");
+        let (gone, gone_waits) = job("k", "1");
+        let (late, late_waits) = job("k", "1");
+        let (last, last_waits) = job("k", "1");
+        parked.join(first);
+        parked.join(gone);
+        parked.join(late);
+        assert_eq!(heard(&late_waits), Some(Outcome::InProgress));
+        drop(gone_waits);
+        parked.join(last);
+        assert_eq!(heard(&last_waits), None);
+    }
+
+    #[test]
+    fn a_full_queue_and_a_closed_one_answer_at_once_and_keep_no_key() {
+        let (parked, inbox) = table(8);
+        let (first, _first_waits) = job("a", "1");
+        let (second, second_waits) = job("b", "1");
+        parked.join(first);
+        parked.join(second);
+        assert_eq!(heard(&second_waits), Some(Outcome::Unavailable(Reason::QueueFull)));
+        inbox.try_recv().unwrap();
+        parked.close();
+        let (third, third_waits) = job("b", "1");
+        parked.join(third);
+        assert_eq!(heard(&third_waits), Some(Outcome::Unavailable(Reason::Stopping)));
+        assert!(inbox.recv().is_err(), "the writers end");
+    }
+
+    #[test]
+    fn a_key_is_free_after_its_outcome() {
+        let (parked, inbox) = table(8);
+        for _ in 0..2 {
+            let (first, waits) = job("k", "1");
+            parked.join(first);
+            assert!(parked.settle(inbox.try_recv().unwrap(), recorded(true)).is_none());
+            assert_eq!(heard(&waits), Some(recorded(true)));
+        }
+    }
+}

@@ -82,8 +82,11 @@ fn the_body_is_that_of_the_contract() {
 fn a_failed_attempt_comes_again_with_equal_bytes_long_before_the_next_poll() {
     let outbox = Outbox::new();
     outbox.insert(1, PLAIN);
-    let sink = Sink::start(|_, before| Reply::status(if before < 2 { 500 } else { 200 }));
-    let patient = onced::config::Relay { poll: Duration::from_secs(3600), ..relay() };
+    let sink = Sink::start(|_, before| {
+        Reply::status(if before < 2 { 500 } else { 200 }).after(Duration::from_millis(60))
+    });
+    let hour = Duration::from_secs(3600);
+    let patient = onced::config::Relay { poll: hour, lease: hour, ..relay() };
     let running = Running::start(outbox.store(), &patient, &sink_at(&sink.url()));
     outbox.until_sent(1);
     running.stop();
@@ -453,14 +456,44 @@ fn a_database_that_goes_away_while_events_are_published_loses_and_doubles_nothin
     let outbox = Outbox::new();
     outbox.insert(200, PLAIN);
     let sink = Sink::start(|_, _| Reply::status(204).after(Duration::from_millis(5)));
-    let running = Running::start(outbox.store(), &relay(), &sink_at(&sink.url()));
+    // It stays away for longer than a lease: who looks first when it is back must not be the claimer.
+    let brief = onced::config::Relay { lease: Duration::from_millis(1500), ..relay() };
+    let quick = onced::config::Sink { timeout: Duration::from_millis(500), ..sink_at(&sink.url()) };
+    let running = Running::start(outbox.store(), &brief, &quick);
     sink.wait_for(30);
     outbox.shut();
-    pause(Duration::from_millis(700));
+    pause(Duration::from_secs(2));
     outbox.open();
     outbox.until_sent(200);
     running.stop();
     assert_eq!(sink.count(), 200, "what was delivered meanwhile was recorded and not sent again");
+}
+
+#[test]
+fn a_delivery_that_cannot_be_recorded_is_no_failed_delivery_and_is_not_made_again() {
+    let outbox = Outbox::new();
+    outbox.insert(100, PLAIN);
+    // As with a full disk: claims go through, and what came of them does not.
+    outbox.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+             $$ BEGIN RAISE EXCEPTION 'no space left' USING ERRCODE = '53100'; END $$;
+         CREATE TRIGGER refuse BEFORE UPDATE OF sent_at ON outbox_events EXECUTE FUNCTION refuse()",
+    );
+    let sink = accepts();
+    let brief = onced::config::Relay { lease: Duration::from_millis(700), ..relay() };
+    let quick = onced::config::Sink { timeout: Duration::from_millis(500), ..sink_at(&sink.url()) };
+    let running = Running::start(outbox.store(), &brief, &quick);
+    sink.wait_for(4);
+    pause(Duration::from_millis(1500));
+    outbox.execute("DROP TRIGGER refuse ON outbox_events");
+    outbox.until_sent(100);
+    running.stop();
+    assert_eq!(sink.count(), 100);
+    let failed: i64 = outbox.value(
+        "SELECT count(*) FROM outbox_events WHERE attempts <> 1 OR last_error IS NOT NULL",
+        &[],
+    );
+    assert_eq!(failed, 0);
 }
 
 #[test]
@@ -534,7 +567,6 @@ fn events_of_one_order_key_go_one_at_a_time_by_id_also_from_overlapping_transact
                     transaction.commit().unwrap();
                 }
             };
-            #[expect(clippy::disallowed_methods, reason = "the scope joins them")]
             std::thread::Builder::new().spawn_scoped(scope, write).unwrap();
         }
     });
@@ -553,6 +585,18 @@ fn events_of_one_order_key_go_one_at_a_time_by_id_also_from_overlapping_transact
         assert!(before <= id, "{key}: {id} came after {before}");
     }
     assert_eq!(sink.overlaps(), 0);
+}
+
+#[test]
+fn a_successor_follows_at_once() {
+    let outbox = Outbox::new();
+    outbox.insert(5, ordered("k", "fine"));
+    let sink = Sink::start(|_, _| Reply::status(204).after(Duration::from_millis(40)));
+    let hour = Duration::from_secs(3600);
+    let patient = onced::config::Relay { poll: hour, lease: hour, ..relay() };
+    let running = Running::start(outbox.store(), &patient, &sink_at(&sink.url()));
+    outbox.until_sent(5);
+    running.stop();
 }
 
 #[test]

@@ -126,7 +126,6 @@ fn several_pruners_at_once_take_each_row_once_and_never_meet() {
                 let prune = || {
                     pruner::prune_once(&mut outbox.session(), keeping, false).expect("no deadlock")
                 };
-                #[expect(clippy::disallowed_methods, reason = "the scope joins them")]
                 std::thread::Builder::new().spawn_scoped(scope, prune).unwrap()
             })
             .collect();
@@ -161,7 +160,6 @@ fn a_key_that_is_used_while_its_record_is_purged_is_either_there_or_new() {
                     }
                     new
                 };
-                #[expect(clippy::disallowed_methods, reason = "the scope joins them")]
                 std::thread::Builder::new().spawn_scoped(scope, call).unwrap()
             })
             .collect();
