@@ -44,9 +44,9 @@ pub fn call_runs_again(request_id: &str, call: &crate::call::Call, fault: &crate
     tracing::debug!(request_id, scope, operation, %fault, "a call runs again");
 }
 
-/// A writer got no connection.
-pub fn no_connection(fault: &crate::outcome::Fault) {
-    tracing::debug!(%fault, "no connection to the database");
+/// A writer got no connection, or the server has no room for a write. The prober tells at once and once.
+pub fn database_takes_nothing(fault: &crate::outcome::Fault) {
+    tracing::debug!(%fault, "the database takes no writes now");
 }
 
 /// A record was made by a fingerprint recipe that this program does not know.

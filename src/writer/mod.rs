@@ -223,6 +223,12 @@ impl Writer {
                 }
             }
             Err(Attempt::NoConnection(fault)) => self.give_up(batch, &fault),
+            // It would meet each of them.
+            Err(Attempt::Whole(Whole::Fault(fault)))
+                if matches!(fault.kind, FaultKind::ReadOnly | FaultKind::Overloaded) =>
+            {
+                self.give_up(batch, &fault);
+            }
             Err(Attempt::Whole(_)) => batch.into_iter().for_each(|job| self.write_alone(job)),
         }
     }
@@ -330,9 +336,9 @@ impl Writer {
         }
     }
 
-    /// There is no connection: a queue of jobs that each wait for one in vain would only be answered later.
+    /// The database cannot take a write now: a queue of jobs that each find it out would only be answered later.
     fn give_up(&mut self, batch: Vec<Job>, fault: &Fault) {
-        observe::no_connection(fault);
+        observe::database_takes_nothing(fault);
         let waiting = self.inbox.try_iter().take(self.inbox.len()).collect::<Vec<_>>();
         let reason = fault.reason().unwrap_or(Reason::Database);
         for job in batch.into_iter().chain(waiting) {
