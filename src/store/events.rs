@@ -57,7 +57,7 @@ pub struct Claiming {
 }
 
 /// A time of the database, in microseconds since 1970. Only the database compares it with its clock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DueTime(i64);
 
 impl DueTime {
@@ -239,12 +239,16 @@ impl KeyCursor {
 pub struct Outlook {
     /// The sink is paused until a person resumes it.
     pub is_paused: bool,
+    /// There are events with an order key that wait for delivery.
+    pub has_ordered: bool,
     /// How long until the next event without an order key is due.
     pub next_due: Option<Duration>,
 }
 
 const OUTLOOK: &str = "
 SELECT EXISTS (SELECT FROM outbox_sink) AS is_paused,
+    EXISTS (SELECT FROM outbox_events
+            WHERE order_key IS NOT NULL AND sent_at IS NULL AND discarded_at IS NULL AND dead_at IS NULL) AS has_ordered,
     (SELECT (extract(epoch FROM least(due_at, now() + interval '1 day') - now()) * 1000)::bigint
      FROM outbox_events
      WHERE sent_at IS NULL AND dead_at IS NULL AND order_key IS NULL AND due_at > now()
@@ -256,6 +260,7 @@ pub fn look_ahead(client: &mut Client) -> Result<Outlook, Fault> {
     let row = row.first();
     Ok(Outlook {
         is_paused: row.is_some_and(|row| row.get("is_paused")),
+        has_ordered: row.is_some_and(|row| row.get("has_ordered")),
         next_due: row.and_then(|row| row.get::<_, Option<i64>>("next_due_ms")).map(from_millis),
     })
 }

@@ -189,10 +189,7 @@ fn the_pruner_comes_by_by_itself_and_stops_when_told() {
         outbox.execute("TRUNCATE outbox_events");
     }
     drop(stop);
-    assert_eq!(
-        threads::join_all([thread], std::time::Instant::now() + LIMIT),
-        Vec::<String>::new()
-    );
+    assert_eq!(threads::join_all([thread], Instant::now() + LIMIT), Vec::<String>::new());
     assert!(died.try_recv().is_err());
 }
 
@@ -299,7 +296,6 @@ fn a_replay_that_races_with_a_purge_is_answered_from_the_record_or_runs_anew() {
                     }
                     new
                 };
-                #[expect(clippy::disallowed_methods, reason = "the scope joins them")]
                 std::thread::Builder::new().spawn_scoped(scope, call).unwrap()
             })
             .collect();
