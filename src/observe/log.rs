@@ -1,5 +1,6 @@
 //! The log: where lines go, which of them, and how one looks.
 
+use std::borrow::Cow;
 use std::io::{self, IsTerminal, Stderr, Write};
 
 use tracing_subscriber::EnvFilter;
@@ -8,17 +9,17 @@ use crate::config::{Log, LogFormat};
 
 /// Starts the log, on standard error. `ONCED_LOG` overrides the configured level with a filter of `tracing`.
 ///
-/// A line has no time of its own where the journal puts one, and colour only on a terminal.
+/// A line has no time of its own where the journal puts one.
 pub fn start_log(log: &Log) {
     let filter = std::env::var("ONCED_LOG").unwrap_or_else(|_| log.level.clone());
-    let is_terminal = io::stderr().is_terminal();
     let builder = tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::builder().parse_lossy(directives(&filter)))
         .with_writer(|| OneLine(io::stderr()))
-        .with_ansi(is_terminal)
+        // Colours are control characters, which a line must not have.
+        .with_ansi(false)
         // A line that cannot be written must not end the thread that wanted to say it.
         .log_internal_errors(false);
-    let in_journal = std::env::var_os("JOURNAL_STREAM").is_some() && !is_terminal;
+    let in_journal = std::env::var_os("JOURNAL_STREAM").is_some() && !io::stderr().is_terminal();
     let started = match (log.format, in_journal) {
         (LogFormat::Json, _) => builder.json().flatten_event(true).try_init(),
         (LogFormat::Text, true) => builder.with_target(false).without_time().try_init(),
@@ -37,32 +38,33 @@ fn directives(filter: &str) -> String {
     }
 }
 
-/// Standard error, on which each event is one line: what callers, the database or a sink wrote cannot begin another, nor
-/// speak to the terminal.
+/// Standard error, on which each event is one line: what callers, the database or a sink wrote can neither begin another
+/// line nor speak to the terminal.
 struct OneLine(Stderr);
 
 impl Write for OneLine {
+    /// Takes a whole event, as `tracing-subscriber` writes it.
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
-        let text = event.strip_suffix(b"\n").unwrap_or(event);
-        if !text.iter().any(|byte| matches!(byte, b'\n' | b'\r')) {
-            return self.0.write(event);
-        }
-        let mut line = Vec::with_capacity(event.len() + 16);
-        for &byte in text {
-            match byte {
-                b'\n' => line.extend_from_slice(b"\\n"),
-                b'\r' => line.extend_from_slice(b"\\r"),
-                _ => line.push(byte),
-            }
-        }
-        line.push(b'\n');
-        self.0.write_all(&line)?;
+        let line = event.strip_suffix(b"\n").unwrap_or(event);
+        self.0.write_all(format!("{}\n", one_line(&String::from_utf8_lossy(line))).as_bytes())?;
         Ok(event.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
         self.0.flush()
     }
+}
+
+/// Writes control characters as their escapes.
+fn one_line(text: &str) -> Cow<'_, str> {
+    if !text.contains(char::is_control) {
+        return Cow::Borrowed(text);
+    }
+    let escaped = |character: char| match character.is_control() {
+        true => character.escape_default().to_string(),
+        false => character.to_string(),
+    };
+    text.chars().map(escaped).collect::<String>().into()
 }
 
 /// Whether a log filter means what it seems to: a level, or directives such as `info,onced::relay=debug`.
@@ -79,4 +81,25 @@ pub fn check_filter(filter: &str) -> Result<(), String> {
     }
     let parsed = EnvFilter::builder().parse(filter);
     parsed.map(|_| ()).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_written_as_escapes() {
+        assert_eq!(
+            one_line("a\n2026 ERROR\r\u{1b}[31m\u{9b}é"),
+            "a\\n2026 ERROR\\r\\u{1b}[31m\\u{9b}é"
+        );
+        assert!(matches!(one_line("plain é"), Cow::Borrowed(_)));
+    }
+
+    #[test]
+    fn a_bare_level_below_warn_is_for_our_own_lines() {
+        assert_eq!(directives("DEBUG"), "warn,onced=debug");
+        assert_eq!(directives("error"), "error");
+        assert_eq!(directives("info,postgres=debug"), "info,postgres=debug");
+    }
 }
