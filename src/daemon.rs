@@ -113,8 +113,8 @@ impl Daemon {
         let addresses =
             (http_listener.local_addr().to_owned(), admin_listener.local_addr().to_owned());
 
-        let admin = Admin { readiness: readiness.clone(), hosts: config.admin.hosts.clone() };
-        let admin = Server::start(admin_listener, admin_limits(&config), Arc::new(admin), &deaths)?;
+        let admin = Arc::new(Admin::new(&config.admin, readiness.clone()));
+        let admin = Server::start(admin_listener, admin_limits(&config), admin, &deaths)?;
         let (prober, probe_pulse) =
             prober::start(store.clone(), readiness.clone(), stopped.clone(), &deaths)?;
         let pruner =
