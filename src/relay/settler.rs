@@ -72,7 +72,7 @@ impl Settler {
     pub(super) fn run(self) {
         let mut give_up_at = None;
         while let Some(round) = self.next_round() {
-            self.settle(round, &mut give_up_at);
+            self.settle(&round, &mut give_up_at);
         }
     }
 
@@ -87,12 +87,12 @@ impl Settler {
     }
 
     /// Writes the round, and tries as often as it takes: all of it may be repeated. Only a stopping daemon gives up.
-    fn settle(&self, round: Round, give_up_at: &mut Option<Instant>) {
+    fn settle(&self, round: &Round, give_up_at: &mut Option<Instant>) {
         fail_point!("relay::before_settle", |_| std::process::abort());
         let mut faults: u32 = 0;
         loop {
             self.pulse.busy();
-            let written = self.write(&round);
+            let written = self.write(round);
             self.pulse.idle();
             let Err(fault) = written else { break };
             faults = faults.saturating_add(1);

@@ -252,8 +252,8 @@ struct Server {
 /// A cluster that this process started; it goes with the last test that uses it.
 struct OwnCluster {
     // In this order: the server stops before its folder goes.
-    _cluster: Cluster,
-    folder: TempDir,
+    cluster: Cluster,
+    _folder: TempDir,
 }
 
 static OWN: Mutex<Weak<OwnCluster>> = Mutex::new(Weak::new());
@@ -264,8 +264,7 @@ impl Server {
             Ok(text) => (text, None),
             Err(_) => {
                 let own = own_cluster();
-                let folder = own.folder.path().display();
-                (format!("host={folder} user=postgres dbname=postgres"), Some(own))
+                (own.cluster.dsn(), Some(own))
             }
         };
         let base = text.parse().expect("ONCED_TEST_POSTGRES is a connection string");
@@ -327,7 +326,7 @@ fn own_cluster() -> Arc<OwnCluster> {
     let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
     let options = Options { settings, ..Options::default() };
     let cluster = Cluster::start(folder.path(), &options).expect("a PostgreSQL starts");
-    let running = Arc::new(OwnCluster { _cluster: cluster, folder });
+    let running = Arc::new(OwnCluster { cluster, _folder: folder });
     *own = Arc::downgrade(&running);
     running
 }
