@@ -49,7 +49,9 @@ class Bench:
         cluster.sql("ceiling", (bed.BENCHES / "ceiling.sql").read_text())
         self.daemon = stack.enter_context(bed.Daemon(cluster, "writes").running())
         if not self.rows:
-            self.replayer = stack.enter_context(bed.Daemon(cluster, "replays").running())
+            # By default 32 may wait beside one key while it is looked for, and the others are told to come again.
+            replayer = bed.Daemon(cluster, "replays", ["http.waiters_per_key = 64"])
+            self.replayer = stack.enter_context(replayer.running())
             self.seeds = self.seed(20_000 if arguments.quick else 1_000_000)
         self.node = None if arguments.quick or self.rows else stack.enter_context(bed.node_peer(cluster, "peer"))
 
