@@ -14,6 +14,7 @@ mod acceptance; // the acceptance of the contract, A1 to A7
 mod batches; // requests that share a transaction do not notice each other
 mod canonical; // what a body may be, asked of PostgreSQL
 mod commands; // the command line: tokens, the sink, configuration, verify
+mod counts; // what a write costs, in counts that no machine changes
 mod crash; // kill -9, a database that goes away, sessions that are ended
 mod database; // connections: settings, bounds, recovery
 mod delivery; // every event arrives, and what fails is not lost from sight
