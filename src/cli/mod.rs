@@ -1,6 +1,7 @@
 //! The command line: what may be typed, and the one `match` that says what happens then.
 
 mod ask;
+mod call;
 mod check_config;
 mod client;
 pub mod dev;
@@ -43,7 +44,7 @@ const CONFIGURATION: u8 = 78;
     about,
     after_help = "To try it on this machine, with nothing to prepare but an installed PostgreSQL:\n  onced dev\n\n\
                   Exit codes: 0 done, 1 failed, 2 wrong usage, 70 stopped at once by a second signal, \
-                  78 configuration."
+                  78 configuration; `onced call` has more of its own."
 )]
 struct Arguments {
     /// The configuration; by default $ONCED_CONFIG, else onced.toml here, else /etc/onced/onced.toml
@@ -83,6 +84,9 @@ enum Command {
     #[command(after_help = "Exits with 1 where there is no record of the key.\n\n\
                             Example:\n  onced show demo-001 --scope billing")]
     Show(show::Arguments),
+    /// Send a write for a script or cron: with one stable key, and with retries that are safe
+    #[command(after_help = call::HELP)]
+    Call(call::Arguments),
     /// Look at events, and decide about those that could not be delivered
     #[command(after_help = "Examples:\n  onced outbox list --state dead\n  \
                             onced outbox retry --type order.created --since 2h\n\n\
@@ -126,6 +130,7 @@ impl Arguments {
             Command::Dev(_) => "dev",
             Command::Sink(_) => "sink",
             Command::Token(_) => "token",
+            Command::Call(_) => "call",
             Command::Serve(_)
             | Command::Migrate(_)
             | Command::CheckConfig(_)
@@ -211,6 +216,7 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Command::Show(arguments) => {
             Ok(code(show::run(&settings::load(config)?, &arguments)?, FAILED))
         }
+        Command::Call(arguments) => call::run(&arguments),
         Command::Outbox(arguments) => {
             Ok(code(outbox::run(&settings::load(config)?, &arguments)?, FAILED))
         }
