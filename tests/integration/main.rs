@@ -12,6 +12,7 @@ mod testbed; // what the tests of the store share
 
 mod acceptance; // the acceptance of the contract, A1 to A7
 mod batches; // requests that share a transaction do not notice each other
+mod call; // the caller's half of the command line
 mod canonical; // what a body may be, asked of PostgreSQL
 mod commands; // the command line: tokens, the sink, configuration, verify
 mod counts; // what a write costs, in counts that no machine changes
