@@ -131,10 +131,15 @@ fn ask_all(store: &Store, is_checked: &mut bool, measure_backlog: bool) -> Resul
     let lost = |fault: Fault| format!("the database does not answer: {fault}");
     let mut client = store.client(CONNECTION_WAIT).map_err(lost)?;
     client.answers_within(SILENCE);
-    match probe(&mut client).map_err(lost)? {
-        Health::Writable => {}
-        Health::Standby => return Err("the database is a standby and takes no writes".to_owned()),
-        Health::ReadOnly => return Err("the database is set to take no writes".to_owned()),
+    let refusal = match probe(&mut client).map_err(lost)? {
+        Health::Writable => None,
+        Health::Standby => Some("the database is a standby and takes no writes"),
+        Health::ReadOnly => Some("the database is set to take no writes"),
+    };
+    if let Some(refusal) = refusal {
+        // Another host may have taken over, and only a new connection finds it. Those that are open are in doubt now.
+        client.discard();
+        return Err(refusal.to_owned());
     }
     if !*is_checked {
         check_schema(&mut client).map_err(|problem: SchemaProblem| problem.to_string())?;
