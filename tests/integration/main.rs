@@ -20,6 +20,7 @@ mod crash; // kill -9, a database that goes away, sessions that are ended
 mod database; // connections: settings, bounds, recovery
 mod delivery; // every event arrives, and what fails is not lost from sight
 mod dev; // the private cluster, and everything that `onced dev` starts
+mod failover; // a server that is restarted, demoted or succeeded by another
 #[cfg(feature = "fail-points")]
 mod faults; // the process dies at a named place on an event's way
 mod framing; // HTTP that could be read two ways, or never ends
