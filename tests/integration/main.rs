@@ -33,6 +33,7 @@ mod lookup; // what is stored of a key
 mod one_answer; // P2: the same bytes at every call
 mod one_effect; // P1: whoever else is working on the key
 mod refusals; // what is stored as a refusal, and what leaves the key unused
+mod replays; // the cache of replays
 mod retention; // what is old goes, and nothing else
 mod schema; // migrations, setup, operations that fit or not, records
 mod security; // who may call, and what is told to whom
