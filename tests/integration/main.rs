@@ -32,6 +32,7 @@ mod limits; // sizes, counts, and readers that do not read
 mod lookup; // what is stored of a key
 mod one_answer; // P2: the same bytes at every call
 mod one_effect; // P1: whoever else is working on the key
+mod poolers; // PgBouncer between the daemon and PostgreSQL
 mod refusals; // what is stored as a refusal, and what leaves the key unused
 mod replays; // the cache of replays
 mod retention; // what is old goes, and nothing else
