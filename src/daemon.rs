@@ -128,16 +128,7 @@ impl Daemon {
         };
         let relays = Relays::start(&config.relay, config.sink.as_ref(), &wiring)?;
         let (reader, reading, reader_pulse) = Reader::start(store.clone(), &deaths)?;
-        let needs = WriterNeeds {
-            store: store.clone(),
-            operations: operations.clone(),
-            terms: terms(&config),
-            waiters_per_key: config.http.waiters_per_key,
-            wait: config.http.wait,
-            retention: config.retention.records,
-            database: database_facts(&store, &readiness),
-            bell: ring,
-        };
+        let needs = writer_needs(&config, store, &operations, &readiness, ring);
         let writers = Writers::start(&config.writers, &needs, &deaths)?;
         let api = Api::new(ApiNeeds {
             operations,
@@ -278,6 +269,25 @@ fn check_database(store: &Store, operations: &[Operation]) -> Result<(), StartEr
         })
         .collect::<Vec<_>>();
     if problems.is_empty() { Ok(()) } else { Err(StartError::Operations(problems)) }
+}
+
+fn writer_needs(
+    config: &Config,
+    store: Store,
+    operations: &[Arc<Operation>],
+    readiness: &Readiness,
+    bell: Sender<()>,
+) -> WriterNeeds {
+    WriterNeeds {
+        database: database_facts(&store, readiness),
+        store,
+        operations: operations.to_vec(),
+        terms: terms(config),
+        waiters_per_key: config.http.waiters_per_key,
+        wait: config.http.wait,
+        retention: config.retention.records,
+        bell,
+    }
 }
 
 fn database_facts(store: &Store, readiness: &Readiness) -> writer::Database {

@@ -12,6 +12,7 @@ use super::Shared;
 use crate::observe;
 use crate::outcome::Fault;
 use crate::store::events::{self, Failure, GivenBack};
+use crate::store::outbox;
 use crate::store::{Client, Store};
 use crate::threads::{self, Pulse, Stop};
 
@@ -132,7 +133,7 @@ impl Settler {
     fn write(&self, round: &Round) -> Result<(), Fault> {
         let mut client = self.store.client(CONNECTION_WAIT)?;
         if let Some(reason) = &round.gone {
-            if events::pause(&mut client, PAUSED_BY, reason)? {
+            if outbox::pause(&mut client, PAUSED_BY, reason)? {
                 observe::sink_gone(reason);
             }
             self.shared.health.pause_written();

@@ -1,4 +1,4 @@
-//! A sink behind TLS: who vouches for it decides whether it is spoken to.
+//! A sink behind TLS, where who vouches for it decides whether it is spoken to; and a sink behind a proxy.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -90,4 +90,31 @@ fn a_ca_file_that_cannot_be_used_is_told_at_the_start() {
     assert!(error().contains("ca.pem"), "{}", error());
     fs::write(&file, "nothing").unwrap();
     assert!(error().ends_with("there is no certificate in it"), "{}", error());
+}
+
+#[test]
+fn a_proxy_that_is_configured_is_used_and_its_own_address_may_be_private() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (told, asked) = crossbeam_channel::bounded(1);
+    spawn_small("proxy".to_owned(), 1 << 20, move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut head = [0; 8192];
+        let read = stream.read(&mut head).unwrap();
+        told.send(String::from_utf8_lossy(&head[..read]).into_owned()).unwrap();
+        stream.write_all(b"HTTP/1.1 200 X\r\n\r\n").unwrap();
+        if stream.read(&mut head).is_ok_and(|read| read > 0) {
+            stream.write_all(b"HTTP/1.1 204 X\r\nconnection: close\r\n\r\n").unwrap();
+        }
+    })
+    .unwrap();
+    let sink = config::Sink {
+        proxy: Some(format!("http://127.0.0.1:{port}").parse().unwrap()),
+        allow_private: false,
+        ..sink_at("http://sink.example/hook")
+    };
+    let webhook = Webhook::new(&sink, Secrets::new(sink.secrets.clone()), 1).unwrap();
+    assert_eq!(webhook.deliver("u:1", "{}"), Delivery::Accepted);
+    let asked = asked.recv_timeout(Duration::from_secs(5)).unwrap();
+    assert!(asked.starts_with("CONNECT sink.example:80 HTTP/1.1\r\n"), "{asked}");
 }

@@ -12,8 +12,10 @@ mod testbed; // what the tests of the store share
 
 mod acceptance; // the acceptance of the contract, A1 to A7
 mod batches; // requests that share a transaction do not notice each other
+mod call; // the caller's half of the command line
 mod canonical; // what a body may be, asked of PostgreSQL
 mod commands; // the command line: tokens, the sink, configuration, verify
+mod counts; // what a write costs, in counts that no machine changes
 mod crash; // kill -9, a database that goes away, sessions that are ended
 mod database; // connections: settings, bounds, recovery
 mod delivery; // every event arrives, and what fails is not lost from sight
