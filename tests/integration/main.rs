@@ -29,6 +29,7 @@ mod keys; // which keys are the same key, and which are none
 mod leases; // no event is with two relays at a time
 mod limits; // sizes, counts, and readers that do not read
 mod lookup; // what is stored of a key
+mod manual; // what the documents show is what happens
 mod one_answer; // P2: the same bytes at every call
 mod one_effect; // P1: whoever else is working on the key
 mod refusals; // what is stored as a refusal, and what leaves the key unused
