@@ -476,6 +476,9 @@ fn check_deliveries(history: &History, terms: Terms<'_>, findings: &mut Vec<Find
             if !is_body_of(event, &delivery.body) {
                 find(Some(event), format!("{delivery:?} is not {event:?}"));
             }
+            if !is_recent(delivery) {
+                find(Some(event), format!("its time is not that of the attempt: {delivery:?}"));
+            }
             if !is_signed(delivery, &secret) {
                 find(Some(event), format!("the signature is wrong: {delivery:?}"));
             }
@@ -495,6 +498,13 @@ fn is_body_of(event: &Event, body: &str) -> bool {
         && body["idempotency_key"] == event.key
         && body["data"] == event.payload
         && body["timestamp"].is_string()
+}
+
+/// Whether the timestamp is one that a consumer would take: it allows for a clock that is off, not for an old message.
+fn is_recent(delivery: &Delivery) -> bool {
+    const TOLERANCE_SECONDS: i64 = 60;
+    let arrived = delivery.at / 1_000_000;
+    delivery.timestamp.parse::<i64>().is_ok_and(|t| (arrived - t).abs() <= TOLERANCE_SECONDS)
 }
 
 fn is_signed(delivery: &Delivery, secret: &[u8]) -> bool {

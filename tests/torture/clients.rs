@@ -10,7 +10,8 @@ use fastrand::Rng;
 use onced::threads::{Stop, stops_within};
 use serde_json::{Value, json};
 
-use crate::history::{Answer, Call, Form, Micros, Outcome, now};
+use crate::clock::now;
+use crate::history::{Answer, Call, Form, Micros, Outcome};
 use crate::support::client::Connection;
 use crate::world::{DAEMONS, PRINCIPALS, World};
 

@@ -10,7 +10,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use onced::threads::{Stop, stops_within};
 
-use crate::history::{Micros, now};
+use crate::clock::now;
+use crate::history::Micros;
 use crate::plan::{Fault, Mood, Planned};
 use crate::proxy::Mode;
 use crate::world::World;

@@ -13,6 +13,7 @@
 
 mod checker; // the promises, held against a history
 mod clients; // what callers send, and what they note
+mod clock; // the time of a run
 mod faults; // brings the faults that were planned
 mod history; // what is known of a run from outside
 mod plan; // seed to faults
@@ -40,8 +41,9 @@ use nix::sys::signal::Signal;
 
 use checker::{Finding, Terms};
 use clients::{Caller, Intent};
+use clock::now;
 use faults::Came;
-use history::{Call, Form, History, now};
+use history::{Call, Form, History};
 use plan::{LANES, Mood};
 use proxy::Mode;
 use support::wait::pause;

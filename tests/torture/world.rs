@@ -14,7 +14,8 @@ use onced::cli::dev::cluster::{Cluster, Options};
 use postgres::{Client, NoTls};
 use tempfile::TempDir;
 
-use crate::history::{Absence, Delivery, Micros, now};
+use crate::clock::now;
+use crate::history::{Absence, Delivery, Micros};
 use crate::plan::Mood;
 use crate::proxy::{Proxy, Server};
 use crate::support::client;
