@@ -8,7 +8,7 @@ use sha2::Sha256;
 
 use crate::checker::{Finding, Terms, check, fingerprint};
 use crate::history::{
-    Absence, Answer, Call, Delivery, Effect, Event, Form, History, Outcome, Record,
+    Absence, Answer, Away, Call, Delivery, Effect, Event, Form, History, Outcome, Record,
 };
 
 const SECRET: &str = "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
@@ -403,18 +403,26 @@ fn a_run_after_the_answer_is_found() {
 fn requests_without_an_answer_are_found_unless_their_daemon_was_away() {
     let unanswered = || call("a.5", 6, Outcome::Unanswered("closed".to_owned()));
     assert_eq!(spoiled(|history| history.calls.push(unanswered())), ["P8"]);
-    let away = |daemon, from: i64, to: i64, frozen| {
+    let away = |daemon, from: i64, to: i64, kind| {
         spoiled(|history| {
             history.calls.push(unanswered());
             let (from, to) = (from * SECOND, to * SECOND);
-            history.absences.push(Absence { daemon, from, to, frozen });
+            history.absences.push(Absence { daemon, from, to, kind });
         })
     };
     let fine: [&str; 0] = [];
-    assert_eq!(away(0, 5, 7, false), fine);
-    assert_eq!(away(1, 5, 7, false), ["P8"]);
-    assert_eq!(away(0, 2, 4, false), ["P8"]);
-    assert_eq!(away(0, 5, 7, true), ["P8"]);
+    assert_eq!(away(0, 5, 7, Away::Killed), fine);
+    assert_eq!(away(0, 6, 7, Away::Stopped), fine);
+    assert_eq!(away(0, 7, 9, Away::Killed), ["P8"]);
+    assert_eq!(away(1, 5, 7, Away::Killed), ["P8"]);
+    assert_eq!(away(0, 2, 4, Away::Killed), ["P8"]);
+    assert_eq!(away(0, 5, 7, Away::Frozen), ["P8"]);
+    let accepted = spoiled(|history| {
+        history.calls.push(Call { ended: 8 * SECOND, ..unanswered() });
+        let (from, to) = (7 * SECOND, 9 * SECOND);
+        history.absences.push(Absence { daemon: 0, from, to, kind: Away::Stopped });
+    });
+    assert_eq!(accepted, ["P8"]);
     let nonsense = call("a.5", 6, Outcome::Nonsense("garbage".to_owned()));
     assert_eq!(spoiled(|history| history.calls.push(nonsense)), ["P8"]);
 }
@@ -426,7 +434,7 @@ fn answers_that_take_too_long_are_found_unless_their_daemon_was_frozen() {
     let frozen = spoiled(|history| {
         slow(history);
         let (from, to) = (5 * SECOND, 9 * SECOND);
-        history.absences.push(Absence { daemon: 0, from, to, frozen: true });
+        history.absences.push(Absence { daemon: 0, from, to, kind: Away::Frozen });
     });
     assert_eq!(frozen, <[&str; 0]>::default());
 }
@@ -472,6 +480,13 @@ fn events_that_were_lost_are_found() {
         (history.events[0].is_sent, history.events[0].is_dead) = (false, true);
     });
     assert_eq!(dead, ["P5"]);
+    let poison = spoiled(|history| {
+        history.events[0].payload = json!({"effect": 7, "n": 1, "poison": true});
+        (history.events[0].is_sent, history.events[0].is_dead) = (false, true);
+        history.deliveries =
+            vec![delivery(&history.events[0], 500), delivery(&history.events[1], 204)];
+    });
+    assert_eq!(poison, <[&str; 0]>::default());
 }
 
 #[test]

@@ -132,8 +132,18 @@ pub struct Absence {
     pub daemon: usize,
     pub from: Micros,
     pub to: Micros,
-    /// Whether it was only stopped for a while and went on.
-    pub frozen: bool,
+    pub kind: Away,
+}
+
+/// Why a daemon was not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Away {
+    /// It was killed, and started again.
+    Killed,
+    /// It stopped in order, and was started again.
+    Stopped,
+    /// It was halted for a while, and went on.
+    Frozen,
 }
 
 impl Call {

@@ -233,8 +233,9 @@ fn observe(world: &World, history: &mut History) -> anyhow::Result<()> {
             history.stuck.push(format!("{} {what}", count(sql)));
         }
     }
+    let dead = count("SELECT count(*) FROM outbox_events WHERE dead_at IS NOT NULL");
     for number in 0..DAEMONS {
-        check_rest(world, number, history);
+        check_rest(world, number, dead, history);
     }
     tables::read(&mut session, history)?;
     history.deliveries = world.sink.deliveries();
@@ -242,7 +243,7 @@ fn observe(world: &World, history: &mut History) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn check_rest(world: &World, number: usize, history: &mut History) {
+fn check_rest(world: &World, number: usize, dead: i64, history: &mut History) {
     let daemon = &world.daemons[number];
     let mut seen = None;
     let rests = within(Duration::from_secs(10), || {
@@ -252,8 +253,14 @@ fn check_rest(world: &World, number: usize, history: &mut History) {
     if !rests {
         history.stuck.push(format!("daemon {number} at rest has (threads, files) {seen:?}"));
     }
-    for metric in ["onced_jobs_waiting", "onced_parked_waiting", "onced_outbox_pending"] {
-        if !within(Duration::from_secs(10), || daemon.metric(metric) == Some(0.0)) {
+    let metrics = [
+        ("onced_jobs_waiting", 0),
+        ("onced_parked_waiting", 0),
+        ("onced_outbox_pending", 0),
+        ("onced_outbox_dead", dead),
+    ];
+    for (metric, value) in metrics {
+        if !within(Duration::from_secs(20), || daemon.metric(metric) == Some(value as f64)) {
             let value = daemon.metric(metric);
             history.stuck.push(format!("daemon {number} at rest: {metric} is {value:?}"));
         }

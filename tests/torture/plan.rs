@@ -17,6 +17,8 @@ pub enum Fault {
     FreezeDaemon(usize, Duration),
     /// kill -9 of one of the daemons' backends: PostgreSQL restarts itself.
     KillBackend,
+    /// SIGSTOP of one of the daemons' backends, with whatever it holds, and SIGCONT after the time.
+    FreezeBackend(Duration),
     /// `pg_terminate_backend` of one session of the daemons, or of all.
     TerminateBackends { all: bool },
     /// An immediate shutdown of PostgreSQL, and a restart after the time.
@@ -118,6 +120,7 @@ fn draw_all(lane: Lane, rng: &mut Rng) -> Vec<Fault> {
         ],
         Lane::Postgres => vec![
             Fault::KillBackend,
+            Fault::FreezeBackend(time(500, 5000)),
             Fault::TerminateBackends { all: true },
             Fault::TerminateBackends { all: false },
             Fault::CrashPostgres(time(0, 3000)),
@@ -155,6 +158,7 @@ impl Fault {
             | Fault::CrashPostgres(time)
             | Fault::KillPostgres(time)
             | Fault::FillDisk(time)
+            | Fault::FreezeBackend(time)
             | Fault::LockTable(_, time)
             | Fault::ReadOnly(time)
             | Fault::CutDatabase(_, time)
@@ -184,6 +188,7 @@ impl Fault {
             | Fault::ReloadDaemon(_)
             | Fault::FreezeDaemon(..)
             | Fault::KillBackend
+            | Fault::FreezeBackend(_)
             | Fault::TerminateBackends { .. }
             | Fault::CrashPostgres(_)
             | Fault::KillPostgres(_)

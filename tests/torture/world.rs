@@ -15,7 +15,7 @@ use postgres::{Client, NoTls};
 use tempfile::TempDir;
 
 use crate::clock::now;
-use crate::history::{Absence, Delivery, Micros};
+use crate::history::{Absence, Away, Delivery, Micros};
 use crate::plan::Mood;
 use crate::proxy::{Proxy, Server};
 use crate::support::client;
@@ -32,8 +32,13 @@ pub const DAEMONS: usize = 2;
 /// `http.wait` of the daemons.
 pub const WAIT: Duration = Duration::from_secs(5);
 
+/// An event that is never taken is dead after so many, within half a minute; one that nothing is wrong with is taken
+/// before that, since the sink is never away for so long.
+const ATTEMPTS: i64 = 22;
 const ROLE: &str = "onced_torture";
 const SINK_TIMEOUT: Duration = Duration::from_secs(1);
+/// What the sink never takes.
+const POISON: &str = r#""poison": true"#;
 /// How long something may take that is not under attack, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(25);
@@ -121,8 +126,8 @@ impl World {
     }
 
     /// Notes that a daemon was away.
-    pub fn was_away(&self, daemon: usize, from: Micros, frozen: bool) {
-        self.absences.lock().unwrap().push(Absence { daemon, from, to: now(), frozen });
+    pub fn was_away(&self, daemon: usize, from: Micros, kind: Away) {
+        self.absences.lock().unwrap().push(Absence { daemon, from, to: now(), kind });
     }
 
     /// The server; waits for a fault that is working on it.
@@ -143,7 +148,7 @@ impl World {
                 daemon.spawn()?;
                 daemon.comes_to("/healthz");
                 // It may have been gone for as long as it was not looked after.
-                self.was_away(number, from - 3_000_000, false);
+                self.was_away(number, from - 3_000_000, Away::Killed);
             }
         }
         Ok(())
@@ -174,7 +179,7 @@ impl Daemon {
         let (host, port) = (database.ip(), database.port());
         let setup = configuration(&format!("host={host} port={port} user={ROLE} dbname={ROLE}"))
             .write("sink-secret", &format!("whsec_{SECRET}"))
-            .set("shutdown_timeout", "10s")
+            .set("shutdown_timeout", "20s")
             .set("http.wait", format!("{}s", WAIT.as_secs()))
             .set("http.waiters_per_key", 4)
             .set("writers.threads", 3)
@@ -187,7 +192,8 @@ impl Daemon {
             .set("relay.threads", 4)
             .set("relay.lease", "3s")
             .set("relay.backoff_min", "100ms")
-            .set("relay.backoff_max", "2s");
+            .set("relay.backoff_max", "1s")
+            .set("relay.max_attempts", ATTEMPTS);
         let log = folder.join(format!("daemon-{number}.log"));
         Daemon { number, setup, child: Mutex::default(), log }
     }
@@ -429,7 +435,10 @@ impl RecordingSink {
         let shared = Arc::clone(&state);
         let sink = Sink::answering(move |delivery, number| {
             let mut state = shared.lock().unwrap();
-            let reply = reply(state.mood, number);
+            let reply = match delivery.body.contains(POISON) {
+                true => Reply::status(500),
+                false => reply(state.mood, number),
+            };
             state.deliveries.push(Delivery {
                 at: now(),
                 id: delivery.id.clone(),
