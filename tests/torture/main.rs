@@ -44,7 +44,7 @@ use clients::{Caller, Intent};
 use clock::now;
 use faults::Came;
 use history::{Call, Form, History};
-use plan::{LANES, Mood};
+use plan::{LANES, Limits, Mood};
 use proxy::Mode;
 use support::wait::pause;
 use world::{DAEMONS, PRINCIPALS, SECRET, WAIT, World, within};
@@ -99,8 +99,9 @@ fn main() -> ExitCode {
 fn run(minutes: f64, seed: u64) -> anyhow::Result<Option<bool>> {
     let signalled = onced::signals::stop_flag().context("cannot listen to signals")?;
     let length = Duration::from_secs_f64(minutes * 60.0);
-    println!("torture: seed {seed}, {minutes} minutes");
-    let world = World::start(minutes)?;
+    let limits = Limits::draw(seed);
+    println!("torture: seed {seed}, {minutes} minutes, {limits:?}");
+    let world = World::start(minutes, limits)?;
     let started = now();
     let came = Mutex::new(Vec::new());
     let mut calls = attack(&world, seed, length, &signalled, &came);
@@ -225,7 +226,7 @@ fn observe(world: &World, history: &mut History) -> anyhow::Result<()> {
         ),
         (
             "sessions are too many",
-            "SELECT greatest(count(*) - 16, 0) FROM pg_stat_activity WHERE usename = 'onced_torture'",
+            "SELECT greatest(count(*) - 18, 0) FROM pg_stat_activity WHERE usename = 'onced_torture'",
         ),
     ];
     for (what, sql) in quiet {

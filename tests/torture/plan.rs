@@ -66,6 +66,29 @@ pub enum Mood {
     Redirecting,
 }
 
+/// Limits of the daemons, which change from seed to seed: what shares a transaction, and what waits for what.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub writers: i64,
+    pub queue: i64,
+    pub batch: i64,
+    pub waiters: i64,
+}
+
+impl Limits {
+    /// Draws them. The daemons never hold more than 4 + 2 + 3 connections.
+    pub fn draw(seed: u64) -> Limits {
+        let mut rng = Rng::with_seed(seed);
+        let mut one_of = |choices: [i64; 3]| choices[rng.usize(0..3)];
+        Limits {
+            writers: one_of([1, 3, 4]),
+            queue: one_of([2, 64, 1024]),
+            batch: one_of([1, 8, 32]),
+            waiters: one_of([0, 4, 32]),
+        }
+    }
+}
+
 /// A fault and when it comes, after the start of the run.
 #[derive(Clone, Debug)]
 pub struct Planned {
