@@ -1,11 +1,17 @@
 //! The command line: what may be typed, and the one `match` that says what happens then.
 
+mod ask;
+mod call;
 mod check_config;
 mod client;
 pub mod dev;
+mod forget;
 mod migrate;
+mod outbox;
 mod output;
 mod parent;
+mod prune;
+mod relay;
 mod serve;
 mod settings;
 mod show;
@@ -38,7 +44,7 @@ const CONFIGURATION: u8 = 78;
     about,
     after_help = "To try it on this machine, with nothing to prepare but an installed PostgreSQL:\n  onced dev\n\n\
                   Exit codes: 0 done, 1 failed, 2 wrong usage, 70 stopped at once by a second signal, \
-                  78 configuration."
+                  78 configuration; `onced call` has more of its own."
 )]
 struct Arguments {
     /// The configuration; by default $ONCED_CONFIG, else onced.toml here, else /etc/onced/onced.toml
@@ -78,6 +84,34 @@ enum Command {
     #[command(after_help = "Exits with 1 where there is no record of the key.\n\n\
                             Example:\n  onced show demo-001 --scope billing")]
     Show(show::Arguments),
+    /// Send a write for a script or cron: with one stable key, and with retries that are safe
+    #[command(after_help = call::HELP)]
+    Call(call::Arguments),
+    /// Look at events, and decide about those that could not be delivered
+    #[command(after_help = "Examples:\n  onced outbox list --state dead\n  \
+                            onced outbox retry --type order.created --since 2h\n\n\
+                            `onced outbox list --help` and so on have more.")]
+    Outbox(outbox::Arguments),
+    /// Hold deliveries back for all daemons, let them go on, or tell how they stand
+    #[command(
+        after_help = "Examples:\n  onced relay pause --reason 'the consumer moves house'\n  \
+                            onced relay status\n  onced relay resume"
+    )]
+    Relay(relay::Arguments),
+    /// Take away now what retention takes away in time
+    #[command(
+        after_help = "Small deletes, each a transaction of its own: it may be stopped at any time. A record with \
+                            events that are neither delivered nor discarded stays.\n\n\
+                            Example:\n  onced prune --dry-run"
+    )]
+    Prune(prune::Arguments),
+    /// Take one record away, so that its key counts as new
+    #[command(
+        after_help = "Refused while the record has events that are neither delivered nor discarded. Leaves a line in \
+                      the table idempotency_audit: who, when, what. Exits with 1 where nothing was taken away.\n\n\
+                      Example:\n  onced forget demo-001 --scope billing --as alice"
+    )]
+    Forget(forget::Arguments),
     /// Run a sample consumer of events: it checks signatures and drops repeats
     #[command(
         after_help = "GET / tells counts, GET /events the newest events, GET /events/ID one of them.\n\n\
@@ -96,11 +130,16 @@ impl Arguments {
             Command::Dev(_) => "dev",
             Command::Sink(_) => "sink",
             Command::Token(_) => "token",
+            Command::Call(_) => "call",
             Command::Serve(_)
             | Command::Migrate(_)
             | Command::CheckConfig(_)
             | Command::Verify(_)
-            | Command::Show(_) => return None,
+            | Command::Show(_)
+            | Command::Outbox(_)
+            | Command::Relay(_)
+            | Command::Prune(_)
+            | Command::Forget(_) => return None,
         };
         self.config.as_ref()?;
         let message = format!("`onced {name}` reads no configuration file: leave --config out");
@@ -112,6 +151,8 @@ impl Arguments {
 enum Failure {
     /// Exit code 1.
     Failed(anyhow::Error),
+    /// Exit code 2.
+    Usage(String),
     /// Exit code 78.
     Configuration(String),
 }
@@ -148,6 +189,10 @@ pub fn main() -> ExitCode {
             complain(format_args!("{} {error:#}", styled_error(Style::Bad, "onced:")));
             ExitCode::from(FAILED)
         }
+        Err(Failure::Usage(text)) => {
+            complain(format_args!("{} {text}", styled_error(Style::Bad, "onced:")));
+            ExitCode::from(USAGE)
+        }
         Err(Failure::Configuration(problems)) => {
             complain(problems);
             ExitCode::from(CONFIGURATION)
@@ -170,6 +215,17 @@ fn run(arguments: Arguments) -> Result<ExitCode, Failure> {
         Command::Verify(arguments) => Ok(code(verify::run(config, &arguments)?, FAILED)),
         Command::Show(arguments) => {
             Ok(code(show::run(&settings::load(config)?, &arguments)?, FAILED))
+        }
+        Command::Call(arguments) => call::run(&arguments),
+        Command::Outbox(arguments) => {
+            Ok(code(outbox::run(&settings::load(config)?, &arguments)?, FAILED))
+        }
+        Command::Relay(arguments) => {
+            relay::run(&settings::load(config)?, &arguments).map(|()| ExitCode::SUCCESS)
+        }
+        Command::Prune(arguments) => done(prune::run(&settings::load(config)?, &arguments)),
+        Command::Forget(arguments) => {
+            Ok(code(forget::run(&settings::load(config)?, &arguments)?, FAILED))
         }
         Command::Sink(arguments) => done(sink::run(&arguments)),
         Command::Token(arguments) => done(token::run(arguments)),
@@ -195,11 +251,15 @@ mod tests {
 
     #[test]
     fn every_command_shows_an_example_in_its_help() {
-        let mut program = Arguments::command();
-        for command in program.get_subcommands_mut() {
-            let name = command.get_name().to_owned();
+        assert_examples("onced", &mut Arguments::command());
+    }
+
+    fn assert_examples(above: &str, command: &mut clap::Command) {
+        for command in command.get_subcommands_mut() {
+            let name = format!("{above} {}", command.get_name());
             let help = command.render_long_help().to_string();
-            assert!(help.contains(&format!("  onced {name}")), "{name}:\n{help}");
+            assert!(help.contains(&format!("  {name}")), "{name}:\n{help}");
+            assert_examples(&name, command);
         }
     }
 }

@@ -6,6 +6,12 @@
 use std::borrow::Cow;
 use std::fmt::{self, Display};
 use std::io::{IsTerminal, Write, stderr, stdout};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+/// How often a line of progress changes at most.
+const PROGRESS_EVERY: Duration = Duration::from_millis(200);
 
 /// Writes a line to standard output.
 pub(super) fn say(line: impl Display) {
@@ -18,8 +24,38 @@ pub(super) fn complain(line: impl Display) {
 }
 
 /// Writes a value as JSON, indented, to standard output.
-pub(super) fn say_json(value: &serde_json::Value) {
-    say(format_args!("{value:#}"));
+pub(super) fn say_json(value: &impl Serialize) {
+    say(serde_json::to_string_pretty(value).expect("names and values of ours are JSON"));
+}
+
+/// A line on standard error that tells how far long work has come. Where that is no terminal it is never written.
+pub(super) struct Progress {
+    is_terminal: bool,
+    shown_at: Option<Instant>,
+}
+
+impl Progress {
+    pub(super) fn new() -> Progress {
+        Progress { is_terminal: stderr().is_terminal(), shown_at: None }
+    }
+
+    /// Writes the line over the last one, a few times a second at most.
+    pub(super) fn show(&mut self, line: impl Display) {
+        let is_soon = self.shown_at.is_some_and(|at| at.elapsed() < PROGRESS_EVERY);
+        if self.is_terminal && !is_soon {
+            let mut stderr = stderr().lock();
+            write!(stderr, "\r\x1b[K{line}").and_then(|()| stderr.flush()).ok();
+            self.shown_at = Some(Instant::now());
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.shown_at.is_some() {
+            write!(stderr().lock(), "\r\x1b[K").ok();
+        }
+    }
 }
 
 /// How a piece of text looks on a terminal.
@@ -68,6 +104,30 @@ pub(super) fn plain(text: &str) -> Cow<'_, str> {
     Cow::Owned(text.chars().flat_map(escaped).collect())
 }
 
+/// Text as one word of a shell's line.
+pub(super) fn shell_word(text: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:@%+=".contains(&byte);
+    if !text.is_empty() && text.bytes().all(is_plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", plain(text).replace('\'', r"'\''"))
+}
+
+/// Text of at most `width` characters; what is longer is cut, visibly.
+pub(super) fn cut(text: &str, width: usize) -> Cow<'_, str> {
+    if text.chars().count() <= width {
+        return Cow::Borrowed(text);
+    }
+    let kept: String = text.chars().take(width.saturating_sub(1)).collect();
+    Cow::Owned(format!("{}…", kept.trim_end()))
+}
+
+/// A number and what it counts: `1 event`, `2 events`.
+pub(super) fn count(number: u64, one: &str) -> String {
+    let ending = if number == 1 { "" } else { "s" };
+    format!("{number} {one}{ending}")
+}
+
 /// Rows below a heading, each column as wide as its longest cell.
 pub(super) struct Table<const COLUMNS: usize> {
     /// The headings.
@@ -107,6 +167,19 @@ mod tests {
         let rows = vec![["1".to_owned(), "x".to_owned()], ["1000".to_owned(), String::new()]];
         let table = Table { head: ["id", "type"], rows };
         assert_eq!(table.to_string(), "id    type\n1     x\n1000");
+    }
+
+    #[test]
+    fn a_word_for_a_shell_stays_one_word() {
+        assert_eq!(shell_word("demo-001"), "demo-001");
+        assert_eq!(shell_word(""), "''");
+        assert_eq!(shell_word("it's $(x)"), r"'it'\''s $(x)'");
+    }
+
+    #[test]
+    fn long_text_is_cut_and_short_text_is_not() {
+        assert_eq!(cut("déjà vu", 7), "déjà vu");
+        assert_eq!(cut("déjà vu!", 7), "déjà v…");
     }
 
     #[test]

@@ -1,12 +1,10 @@
 //! `onced show KEY`: what the database knows of a key.
 
-use clap::Args;
-use serde_json::json;
-
 use super::output::{Style, Table, plain, say, say_json, styled};
 use crate::config::Config;
 use crate::store;
 use crate::store::records::{Record, RecordedEvent, find_record};
+use clap::Args;
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -25,7 +23,7 @@ pub(super) fn run(config: &Config, arguments: &Arguments) -> anyhow::Result<bool
     let mut client = store::connect(&config.database)?;
     let record = find_record(&mut client, &arguments.scope, &arguments.key)?;
     if arguments.json {
-        say_json(&json!(record));
+        say_json(&record);
         return Ok(record.is_some());
     }
     match &record {

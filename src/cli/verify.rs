@@ -6,14 +6,13 @@ mod delivery;
 use std::fmt;
 use std::path::PathBuf;
 
-use anyhow::Context;
 use clap::Args;
 use serde_json::{Value, json};
 
 use super::client::Client;
 use super::output::{Style, complain, say, say_json, styled};
 use super::settings;
-use crate::config::{Config, Listen, Secret};
+use crate::config::{Config, Listen};
 use checks::Run;
 
 /// Where a daemon listens that was not told otherwise.
@@ -81,7 +80,7 @@ impl fmt::Display for Line {
 pub(super) fn run(config: Option<PathBuf>, arguments: &Arguments) -> anyhow::Result<bool> {
     let config = known_config(config, arguments)?;
     let url = url(config.as_ref(), arguments)?;
-    let token = token(arguments)?;
+    let token = settings::token(arguments.token_file.as_deref())?;
     let client = Client::new(&url, token, checks::CALLERS);
     let mut run = Run::new(client, config.as_ref())?;
     if !arguments.json {
@@ -139,13 +138,6 @@ fn url(config: Option<&Config>, arguments: &Arguments) -> anyhow::Result<String>
             "[http] listen is no TCP address: say with --url where the daemon can be reached"
         ),
     }
-}
-
-fn token(arguments: &Arguments) -> anyhow::Result<Option<Secret<String>>> {
-    let Some(file) = &arguments.token_file else { return Ok(None) };
-    let text = std::fs::read_to_string(file);
-    let text = text.with_context(|| format!("cannot read {}", file.display()))?;
-    Ok(Some(Secret::new(text.trim().to_owned())))
 }
 
 fn conclude(lines: &[Line], passed: bool) {

@@ -1,12 +1,12 @@
-//! The outbox as a person sees it: look at it, try dead events again, give them up, send once more what was sent, and
-//! count what waits.
+//! The outbox as a person sees it: look at it, try dead events again, give them up, send once more what was sent,
+//! count what waits, and pause the sink for everybody.
 
 use std::time::Duration;
 
-use postgres::types::Type;
+use postgres::types::{ToSql, Type};
 use postgres::{Client, Row};
 
-use super::events::{Param, to_i64, to_millis};
+use super::events::{Param, run, to_i64, to_millis};
 use super::fault::classify;
 use crate::outcome::Fault;
 
@@ -205,6 +205,28 @@ const REPLAY: &str = concat!(
     FROM picked WHERE e.id = picked.id RETURNING e.id"
 );
 
+const COUNT: &str =
+    concat!("SELECT count(*) AS matching FROM outbox_events WHERE ", matches_filter!());
+
+/// Counts the events that match. Without a key or the state `dead` it reads the whole table.
+pub fn count_events(client: &mut Client, filter: &Filter) -> Result<u64, Fault> {
+    let values = Values::of(filter);
+    let rows = client.query_typed(COUNT, &values.params()).map_err(|error| classify(&error))?;
+    Ok(rows.first().map_or(0, |row| u64::try_from(row.get::<_, i64>("matching")).unwrap_or(0)))
+}
+
+impl Change<'_> {
+    /// The filter of the events that this change would meet among those that match `filter`.
+    pub fn narrow(self, filter: &Filter) -> Filter {
+        let state = match self {
+            Change::Retry => State::Dead,
+            Change::Discard(_) => filter.state.unwrap_or(State::Dead),
+            Change::Replay => State::Sent,
+        };
+        Filter { state: Some(state), ..filter.clone() }
+    }
+}
+
 const RANGE: &str =
     "SELECT coalesce(min(id), 0) AS first, coalesce(max(id), 0) AS last FROM outbox_events";
 
@@ -219,16 +241,23 @@ pub fn change_events(
     filter: &Filter,
     batch: usize,
 ) -> Result<u64, Fault> {
+    change_events_telling(client, change, filter, batch, |_| ())
+}
+
+/// As [`change_events`]; `tell` is told after each transaction how many were changed so far.
+pub fn change_events_telling(
+    client: &mut Client,
+    change: Change<'_>,
+    filter: &Filter,
+    batch: usize,
+    mut tell: impl FnMut(u64),
+) -> Result<u64, Fault> {
     let range = client.query_typed(RANGE, &[]).map_err(|error| classify(&error))?;
     let (first, last): (i64, i64) =
         range.first().map_or((0, 0), |row| (row.get("first"), row.get("last")));
-    let state = match change {
-        Change::Retry => State::Dead,
-        Change::Discard(_) => filter.state.unwrap_or(State::Dead),
-        Change::Replay => State::Sent,
-    };
-    let filter = Filter { state: Some(state), ..filter.clone() };
-    let has_index = filter.key.is_some() || filter.event_key.is_some() || state == State::Dead;
+    let filter = change.narrow(filter);
+    let is_dead = filter.state == Some(State::Dead);
+    let has_index = filter.key.is_some() || filter.event_key.is_some() || is_dead;
     let window = if has_index { i64::MAX } else { WINDOW };
     let mut changed = 0;
     let mut after = first - 1;
@@ -236,6 +265,7 @@ pub fn change_events(
         let until = after.saturating_add(window).min(last);
         let ids = change_some(client, change, &filter, (after, until, batch))?;
         changed += u64::try_from(ids.len()).unwrap_or(u64::MAX);
+        tell(changed);
         // A full batch may have left some of the window.
         after = if ids.len() == batch { ids.into_iter().max().unwrap_or(until) } else { until };
     }
@@ -321,14 +351,59 @@ pub fn backlog(client: &mut Client) -> Result<Backlog, Fault> {
     }))
 }
 
+/// Who paused the sink, when and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pause {
+    /// When, RFC 3339 in UTC.
+    pub at: String,
+    /// Who.
+    pub by: String,
+    /// Why.
+    pub reason: String,
+}
+
+const PAUSE: &str =
+    "INSERT INTO outbox_sink (paused_by, reason) VALUES ($1, $2) ON CONFLICT DO NOTHING";
+
+/// Pauses the sink for all daemons until [`resume`]. False where it was paused already; the first reason stays.
+pub fn pause(client: &mut Client, who: &str, reason: &str) -> Result<bool, Fault> {
+    let params: [&(dyn ToSql + Sync); 2] = [&who, &reason];
+    client.execute(PAUSE, &params).map(|rows| rows > 0).map_err(|error| classify(&error))
+}
+
+const RESUME: &str = "DELETE FROM outbox_sink";
+
+/// Ends the pause. False where there was none.
+pub fn resume(client: &mut Client) -> Result<bool, Fault> {
+    client.execute(RESUME, &[]).map(|rows| rows > 0).map_err(|error| classify(&error))
+}
+
+const FIND_PAUSE: &str = "
+SELECT to_char(paused_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS at, paused_by, reason
+FROM outbox_sink";
+
+/// The pause, where the sink is paused.
+pub fn find_pause(client: &mut Client) -> Result<Option<Pause>, Fault> {
+    let rows = run(client, FIND_PAUSE, &[])?;
+    Ok(rows.first().map(|row| Pause {
+        at: row.get("at"),
+        by: row.get("paused_by"),
+        reason: row.get("reason"),
+    }))
+}
+
 /// The statements of this file, for the test that prepares each.
 pub const STATEMENTS: &[(&str, &str)] = &[
     ("outbox::LIST", LIST),
+    ("outbox::COUNT", COUNT),
     ("outbox::RETRY", RETRY),
     ("outbox::DISCARD", DISCARD),
     ("outbox::REPLAY", REPLAY),
     ("outbox::RANGE", RANGE),
     ("outbox::BACKLOG", BACKLOG),
+    ("outbox::PAUSE", PAUSE),
+    ("outbox::RESUME", RESUME),
+    ("outbox::FIND_PAUSE", FIND_PAUSE),
 ];
 
 /// A filter as parameters.

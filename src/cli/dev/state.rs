@@ -13,6 +13,7 @@ use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
+use super::super::settings;
 use super::place;
 
 /// Where root's data goes when the user who runs PostgreSQL cannot get to root's home.
@@ -111,12 +112,7 @@ impl State {
 /// `$XDG_STATE_HOME/onced/dev`, by default in `~/.local/state`; for root, where PostgreSQL's user cannot get there,
 /// a directory of the system.
 pub(super) fn default_directory() -> anyhow::Result<PathBuf> {
-    let absolute =
-        |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let state = absolute("XDG_STATE_HOME").or_else(|| Some(absolute("HOME")?.join(".local/state")));
-    let state = state
-        .context("neither XDG_STATE_HOME nor HOME is set: say with --state where to keep data")?;
-    let directory = state.join("onced/dev");
+    let directory = settings::state_directory("dev")?;
     if place::is_within_reach(&directory)? { Ok(directory) } else { Ok(PathBuf::from(FOR_ROOT)) }
 }
 
