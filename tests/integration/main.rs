@@ -40,4 +40,12 @@ mod starting; // good starts, and starts that must be refused
 mod statements; // every statement of ours fits the schema
 mod stopping; // signals: every accepted request is answered
 mod tidy; // rules of the source that a machine can see
+mod tls; // the connection to PostgreSQL, encrypted // what is old goes, and nothing else
+
+mod torture_checker; // the checker of the torture run objects to every kind of wrong history
+
+#[path = "../torture/checker.rs"]
+mod checker;
+#[path = "../torture/history.rs"]
+mod history;
 mod tls; // the connection to PostgreSQL, encrypted
