@@ -27,6 +27,7 @@ mod limits; // sizes, counts, and readers that do not read
 mod lookup; // what is stored of a key
 mod one_answer; // P2: the same bytes at every call
 mod one_effect; // P1: whoever else is working on the key
+mod outbox_commands; // what an operator does about events and records
 mod refusals; // what is stored as a refusal, and what leaves the key unused
 mod retention;
 mod schema; // migrations, setup, operations that fit or not, records

@@ -49,11 +49,14 @@ impl Place {
     pub(super) fn find(&self) -> anyhow::Result<Option<Open>> {
         let text = match fs::read(&self.file) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            text => text.with_context(|| format!("cannot read {}", self.file.display()))?,
+            text => text.with_context(|| {
+                format!("nothing was sent, since {} cannot be read", self.file.display())
+            })?,
         };
         let open = serde_json::from_slice(&text);
         open.map(Some).with_context(|| {
-            format!("{} is not of this program: move it away", self.file.display())
+            let file = self.file.display();
+            format!("nothing was sent, since {file} is not of this program: move it away")
         })
     }
 
