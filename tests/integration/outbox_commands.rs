@@ -321,7 +321,10 @@ fn prune_counts_first_and_then_takes_away_what_it_counted() {
     );
     assert_eq!(database.counts(), before);
     let table = setup.run(&["prune", "--dry-run"]);
-    assert!(table.stdout.contains("WOULD GO") && table.stdout.contains("30days"), "{table:#?}");
+    assert!(
+        table.stdout.contains("WOULD GO") && table.stdout.contains("dead for ever"),
+        "{table:#?}"
+    );
 
     let pruned = run_json(&setup, &["prune"]);
     assert_eq!(

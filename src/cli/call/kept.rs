@@ -62,12 +62,8 @@ impl Place {
 
     /// Keeps the call: when this returns it is on the disk, whole, for nobody else to read.
     pub(super) fn keep(&self, open: &Open) -> anyhow::Result<()> {
-        self.write(open).with_context(|| {
-            format!(
-                "nothing was sent, since the key cannot be kept in {}",
-                self.directory.display()
-            )
-        })
+        self.write(open)
+            .with_context(|| format!("the key cannot be kept in {}", self.directory.display()))
     }
 
     fn write(&self, open: &Open) -> anyhow::Result<()> {
