@@ -26,7 +26,7 @@ use crate::store::once::{self, Terms};
 use crate::store::prepare::{DescribeError, OperationProblem, describe};
 use crate::store::{Client, Install, OpenError, Store};
 use crate::threads::{self, Died, Pulse, Thread};
-use crate::writer::{Needs as WriterNeeds, Writers};
+use crate::writer::{self, Needs as WriterNeeds, Writers};
 
 /// How long the start waits for a database before it goes on without: that is `/readyz`'s matter then.
 const FIRST_CONNECTION: Duration = Duration::from_millis(500);
@@ -113,8 +113,8 @@ impl Daemon {
         let addresses =
             (http_listener.local_addr().to_owned(), admin_listener.local_addr().to_owned());
 
-        let admin = Admin { readiness: readiness.clone(), hosts: config.admin.hosts.clone() };
-        let admin = Server::start(admin_listener, admin_limits(&config), Arc::new(admin), &deaths)?;
+        let admin = Arc::new(Admin::new(&config.admin, readiness.clone()));
+        let admin = Server::start(admin_listener, admin_limits(&config), admin, &deaths)?;
         let (prober, probe_pulse) =
             prober::start(store.clone(), readiness.clone(), stopped.clone(), &deaths)?;
         let pruner =
@@ -128,14 +128,7 @@ impl Daemon {
         };
         let relays = Relays::start(&config.relay, config.sink.as_ref(), &wiring)?;
         let (reader, reading, reader_pulse) = Reader::start(store.clone(), &deaths)?;
-        let needs = WriterNeeds {
-            store,
-            operations: operations.clone(),
-            terms: terms(&config),
-            waiters_per_key: config.http.waiters_per_key,
-            wait: config.http.wait,
-            bell: ring,
-        };
+        let needs = writer_needs(&config, store, &operations, &readiness, ring);
         let writers = Writers::start(&config.writers, &needs, &deaths)?;
         let api = Api::new(ApiNeeds {
             operations,
@@ -276,6 +269,33 @@ fn check_database(store: &Store, operations: &[Operation]) -> Result<(), StartEr
         })
         .collect::<Vec<_>>();
     if problems.is_empty() { Ok(()) } else { Err(StartError::Operations(problems)) }
+}
+
+fn writer_needs(
+    config: &Config,
+    store: Store,
+    operations: &[Arc<Operation>],
+    readiness: &Readiness,
+    bell: Sender<()>,
+) -> WriterNeeds {
+    WriterNeeds {
+        database: database_facts(&store, readiness),
+        store,
+        operations: operations.to_vec(),
+        terms: terms(config),
+        waiters_per_key: config.http.waiters_per_key,
+        wait: config.http.wait,
+        retention: config.retention.records,
+        bell,
+    }
+}
+
+fn database_facts(store: &Store, readiness: &Readiness) -> writer::Database {
+    let (store, readiness) = (store.clone(), readiness.clone());
+    writer::Database {
+        is_heard: Arc::new(move || readiness.is_heard()),
+        breaks: Arc::new(move || store.breaks()),
+    }
 }
 
 fn terms(config: &Config) -> Terms {

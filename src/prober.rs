@@ -13,8 +13,8 @@ use crate::store::outbox;
 use crate::store::records::{Health, probe};
 use crate::threads::{self, Deaths, Pulse, Stop, Thread};
 
-/// How often the database is asked.
-const EVERY: Duration = Duration::from_secs(1);
+/// How often the database is asked: often enough to have been heard within any one second.
+const EVERY: Duration = Duration::from_millis(900);
 
 /// How often the backlog of the outbox is measured.
 const BACKLOG_EVERY: Duration = Duration::from_secs(5);
@@ -60,6 +60,12 @@ impl Readiness {
             }
             Some((_, Ok(()))) => None,
         }
+    }
+
+    /// Whether the database was heard within the last second.
+    pub fn is_heard(&self) -> bool {
+        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        matches!(&state.heard, Some((at, Ok(()))) if at.elapsed() < Duration::from_secs(1))
     }
 
     /// The daemon takes no more requests.

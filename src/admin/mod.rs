@@ -1,5 +1,6 @@
 //! The operator's side, on a listener of its own: is it alive, can it work, how much does it do.
 
+use crate::config;
 use crate::http::front::{Client, Head, Malformed, Response, Service};
 use crate::http::{self, host, problem, request_id};
 use crate::observe::{METRICS_CONTENT_TYPE, metrics_text};
@@ -7,10 +8,16 @@ use crate::prober::Readiness;
 
 /// The operators' API.
 pub struct Admin {
-    /// What is known of the daemon's ability to work.
-    pub readiness: Readiness,
+    readiness: Readiness,
     /// Values of `Host` that are taken besides loopback.
-    pub hosts: Vec<String>,
+    hosts: Vec<String>,
+}
+
+impl Admin {
+    /// `readiness` is what is known of the daemon's ability to work.
+    pub fn new(config: &config::Admin, readiness: Readiness) -> Admin {
+        Admin { readiness, hosts: config.hosts.clone() }
+    }
 }
 
 /// What is asked for.

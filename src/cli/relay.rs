@@ -6,8 +6,8 @@ use serde_json::json;
 use super::output::{Style, complain, count, plain, say, say_json, styled};
 use super::{Failure, ask, settings};
 use crate::config::Config;
-use crate::store::events::{Pause, find_pause, pause, resume};
 use crate::store::outbox::{Backlog, backlog};
+use crate::store::outbox::{Pause, find_pause, pause, resume};
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {

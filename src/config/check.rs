@@ -95,7 +95,7 @@ fn http(section: &mut Section<'_>) -> Http {
     Http {
         listen: section.value("listen", "127.0.0.1:8080", listen()),
         threads: section.value("threads", "512", count(1, 16_384)),
-        max_body: section.value("max_body", "1MiB", size("1KiB", "64MiB")),
+        max_body: section.value("max_body", "1MiB", size("1KiB", "32MiB")),
         read_timeout: section.value("read_timeout", "10s", duration("100ms", "10m")),
         write_timeout: section.value("write_timeout", "10s", duration("100ms", "10m")),
         keep_alive: section.value("keep_alive", "75s", duration("100ms", "1h")),
@@ -179,6 +179,7 @@ fn writers(section: &mut Section<'_>) -> Writers {
         lock_timeout: section.value("lock_timeout", "2s", duration("10ms", "10m")),
         max_events: section.value("max_events", "1000", count(1, 100_000)),
         max_response: section.value("max_response", "8MiB", size("1KiB", "64MiB")),
+        replay_cache: section.value("replay_cache", "0", count(0, 1_000_000)),
     }
 }
 

@@ -158,6 +158,8 @@ pub struct Writers {
     pub max_events: usize,
     /// The longest response of an operation, in bytes.
     pub max_response: usize,
+    /// Committed answers that are kept in memory for replays; 0 for none.
+    pub replay_cache: usize,
 }
 
 /// `[relay]`

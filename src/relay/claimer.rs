@@ -36,8 +36,14 @@ const SLACK: Duration = Duration::from_secs(1);
 /// Claims without the hint take at most one part in so many of the time.
 const WIDE_SHARE: u32 = 10;
 
-/// In one pass out of so many, events with an order key come first.
-const ORDERED_EVERY: u64 = 4;
+/// A look at the whole index that takes no longer than this needs no hint.
+const CHEAP: Duration = Duration::from_millis(3);
+
+/// In one pass out of so many, events with an order key come first, where there are any.
+const ORDERED_FIRST_EVERY: u64 = 4;
+
+/// In one pass out of so many they are looked for although there were none the last time.
+const ORDERED_LOOK_EVERY: u64 = 16;
 
 pub(super) struct Claimer {
     config: config::Relay,
@@ -48,6 +54,7 @@ pub(super) struct Claimer {
     demand: Demand,
     hint: Hint,
     cursor: KeyCursor,
+    has_ordered: bool,
     passes: u64,
     faults: u32,
     was_paused: bool,
@@ -81,6 +88,7 @@ impl Claimer {
             demand,
             hint: Hint::default(),
             cursor: KeyCursor::default(),
+            has_ordered: false,
             passes: 0,
             faults: 0,
             was_paused: false,
@@ -170,31 +178,50 @@ impl Claimer {
         }
         let outlook = events::look_ahead(&mut client)?;
         self.tell_pause(outlook.is_paused);
+        if outlook.has_ordered && !std::mem::replace(&mut self.has_ordered, outlook.has_ordered) {
+            return Ok((Duration::ZERO, Duration::ZERO));
+        }
+        self.has_ordered = outlook.has_ordered;
         let next = [taken.next, outlook.next_due].into_iter().flatten().min();
         let wait = next.unwrap_or(self.config.poll).min(self.config.poll);
         Ok((wait, if count == 0 { REST } else { SHORT_REST }))
     }
 
-    /// Claims from both halves of the outbox. Those with an order key get the rest of the room, and in one pass out of
-    /// a few half of it, so that neither half can starve the other.
+    /// Claims from both halves of the outbox. What was claimed is claimed, also where the second half met a fault.
     fn take(&mut self, client: &mut Client, limit: usize) -> Result<Taken, Fault> {
-        let lease = self.config.lease;
-        self.passes = self.passes.wrapping_add(1);
-        let share = if self.passes.is_multiple_of(ORDERED_EVERY) { limit.div_ceil(2) } else { 0 };
         let mut taken = Taken { claims: Vec::new(), has_more: false, next: None };
-        if share > 0 {
-            self.take_ordered(client, Claiming { limit: share, lease }, &mut taken)?;
-        }
-        let left = limit - taken.claims.len();
-        if left > 0 {
-            self.take_unordered(client, Claiming { limit: left, lease }, &mut taken)?;
-        }
-        let left = limit - taken.claims.len();
-        if share == 0 && left > 0 {
-            self.take_ordered(client, Claiming { limit: left, lease }, &mut taken)?;
+        let looked = self.take_both(client, limit, &mut taken);
+        if taken.claims.is_empty() {
+            looked?;
         }
         taken.has_more |= taken.claims.len() == limit;
         Ok(taken)
+    }
+
+    /// Events with an order key get the rest of the room, and in one pass out of a few half of it, so that neither half
+    /// can starve the other. Where there are none they are hardly ever looked for.
+    fn take_both(
+        &mut self,
+        client: &mut Client,
+        limit: usize,
+        taken: &mut Taken,
+    ) -> Result<(), Fault> {
+        let lease = self.config.lease;
+        self.passes = self.passes.wrapping_add(1);
+        let looks = self.has_ordered || self.passes.is_multiple_of(ORDERED_LOOK_EVERY);
+        let is_first = looks && self.passes.is_multiple_of(ORDERED_FIRST_EVERY);
+        if is_first {
+            self.take_ordered(client, Claiming { limit: limit.div_ceil(2), lease }, taken)?;
+        }
+        let left = limit - taken.claims.len();
+        if left > 0 {
+            self.take_unordered(client, Claiming { limit: left, lease }, taken)?;
+        }
+        let left = limit - taken.claims.len();
+        if looks && !is_first && left > 0 {
+            self.take_ordered(client, Claiming { limit: left, lease }, taken)?;
+        }
+        Ok(())
     }
 
     fn take_unordered(
@@ -225,6 +252,7 @@ impl Claimer {
     ) -> Result<(), Fault> {
         let hold = self.config.on_dead == config::OnDead::Hold;
         let found = events::claim_in_order(client, claiming, hold, &mut self.cursor)?;
+        self.has_ordered |= !found.claims.is_empty();
         taken.has_more |= !found.is_complete;
         taken.next = [taken.next, found.next_due].into_iter().flatten().min();
         taken.claims.extend(found.claims);
@@ -257,7 +285,8 @@ impl Hint {
     }
 
     fn looked_everywhere(&mut self, now: Instant, took: Duration, latest: Option<DueTime>) {
-        self.wide_allowed_at = Some(now + took.saturating_mul(WIDE_SHARE));
+        let pause = if took <= CHEAP { Duration::ZERO } else { took.saturating_mul(WIDE_SHARE) };
+        self.wide_allowed_at = Some(now + pause);
         if let Some(latest) = latest {
             self.from = Some(latest.minus(SLACK));
         }
@@ -265,5 +294,26 @@ impl Hint {
 
     fn next_wide(&self, now: Instant) -> Duration {
         self.wide_allowed_at.map_or(Duration::ZERO, |at| at.saturating_duration_since(now))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_at_the_whole_index_take_a_tenth_of_the_time_and_never_stop() {
+        let mut hint = Hint::default();
+        let start = Instant::now();
+        let latest = Some(DueTime::default());
+        assert_eq!(hint.from(start), None, "the first look is a whole one");
+        hint.looked_everywhere(start, CHEAP, latest);
+        assert_eq!(hint.from(start), None, "a cheap one is always made");
+        let slow = Duration::from_millis(50);
+        hint.looked_everywhere(start, slow, latest);
+        assert_eq!(hint.from(start), Some(DueTime::default().minus(SLACK)));
+        assert!(hint.from(start + slow * (WIDE_SHARE - 1)).is_some());
+        assert_eq!(hint.next_wide(start), slow * WIDE_SHARE);
+        assert_eq!(hint.from(start + slow * WIDE_SHARE), None);
     }
 }

@@ -189,9 +189,12 @@ impl Relays {
         self.pulses.clone()
     }
 
-    /// Exchanges the keys that sign; every attempt that begins from now on has the new ones.
+    /// Exchanges the keys that sign; every attempt that begins from now on has the new ones. Without any the old ones
+    /// stay: nothing goes out unsigned.
     pub fn reload(&self, secrets: Vec<Secret<Vec<u8>>>) {
-        self.secrets.replace(secrets);
+        if !secrets.is_empty() {
+            self.secrets.replace(secrets);
+        }
     }
 
     /// Waits until all threads have ended after `stop` was closed: the attempts that were begun are settled, the others

@@ -12,6 +12,7 @@ use super::Shared;
 use crate::observe;
 use crate::outcome::Fault;
 use crate::store::events::{self, Failure, GivenBack};
+use crate::store::outbox;
 use crate::store::{Client, Store};
 use crate::threads::{self, Pulse, Stop};
 
@@ -72,7 +73,7 @@ impl Settler {
     pub(super) fn run(self) {
         let mut give_up_at = None;
         while let Some(round) = self.next_round() {
-            self.settle(round, &mut give_up_at);
+            self.settle(&round, &mut give_up_at);
         }
     }
 
@@ -87,12 +88,12 @@ impl Settler {
     }
 
     /// Writes the round, and tries as often as it takes: all of it may be repeated. Only a stopping daemon gives up.
-    fn settle(&self, round: Round, give_up_at: &mut Option<Instant>) {
+    fn settle(&self, round: &Round, give_up_at: &mut Option<Instant>) {
         fail_point!("relay::before_settle", |_| std::process::abort());
         let mut faults: u32 = 0;
         loop {
             self.pulse.busy();
-            let written = self.write(&round);
+            let written = self.write(round);
             self.pulse.idle();
             let Err(fault) = written else { break };
             faults = faults.saturating_add(1);
@@ -132,7 +133,7 @@ impl Settler {
     fn write(&self, round: &Round) -> Result<(), Fault> {
         let mut client = self.store.client(CONNECTION_WAIT)?;
         if let Some(reason) = &round.gone {
-            if events::pause(&mut client, PAUSED_BY, reason)? {
+            if outbox::pause(&mut client, PAUSED_BY, reason)? {
                 observe::sink_gone(reason);
             }
             self.shared.health.pause_written();

@@ -1,4 +1,4 @@
-//! The outbox as the relays see it: claim what is due, settle what came of it, and pause the sink for everybody.
+//! The outbox as the relays see it: claim what is due, and settle what came of it.
 //!
 //! Every statement here is a transaction of its own, and short: no row is held locked while a sink is spoken to. All
 //! times are the database's; the program sends and gets durations only.
@@ -57,7 +57,7 @@ pub struct Claiming {
 }
 
 /// A time of the database, in microseconds since 1970. Only the database compares it with its clock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DueTime(i64);
 
 impl DueTime {
@@ -239,12 +239,16 @@ impl KeyCursor {
 pub struct Outlook {
     /// The sink is paused until a person resumes it.
     pub is_paused: bool,
+    /// There are events with an order key that wait for delivery.
+    pub has_ordered: bool,
     /// How long until the next event without an order key is due.
     pub next_due: Option<Duration>,
 }
 
 const OUTLOOK: &str = "
 SELECT EXISTS (SELECT FROM outbox_sink) AS is_paused,
+    EXISTS (SELECT FROM outbox_events
+            WHERE order_key IS NOT NULL AND sent_at IS NULL AND discarded_at IS NULL AND dead_at IS NULL) AS has_ordered,
     (SELECT (extract(epoch FROM least(due_at, now() + interval '1 day') - now()) * 1000)::bigint
      FROM outbox_events
      WHERE sent_at IS NULL AND dead_at IS NULL AND order_key IS NULL AND due_at > now()
@@ -256,6 +260,7 @@ pub fn look_ahead(client: &mut Client) -> Result<Outlook, Fault> {
     let row = row.first();
     Ok(Outlook {
         is_paused: row.is_some_and(|row| row.get("is_paused")),
+        has_ordered: row.is_some_and(|row| row.get("has_ordered")),
         next_due: row.and_then(|row| row.get::<_, Option<i64>>("next_due_ms")).map(from_millis),
     })
 }
@@ -400,47 +405,6 @@ pub fn give_back(client: &mut Client, claims: &[GivenBack]) -> Result<(), Fault>
     run(client, GIVE_BACK, &params).map(drop)
 }
 
-/// Who paused the sink, when and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Pause {
-    /// When, RFC 3339 in UTC.
-    pub at: String,
-    /// Who.
-    pub by: String,
-    /// Why.
-    pub reason: String,
-}
-
-const PAUSE: &str =
-    "INSERT INTO outbox_sink (paused_by, reason) VALUES ($1, $2) ON CONFLICT DO NOTHING";
-
-/// Pauses the sink for all daemons until [`resume`]. False where it was paused already; the first reason stays.
-pub fn pause(client: &mut Client, who: &str, reason: &str) -> Result<bool, Fault> {
-    let params: [&(dyn ToSql + Sync); 2] = [&who, &reason];
-    client.execute(PAUSE, &params).map(|rows| rows > 0).map_err(|error| classify(&error))
-}
-
-const RESUME: &str = "DELETE FROM outbox_sink";
-
-/// Ends the pause. False where there was none.
-pub fn resume(client: &mut Client) -> Result<bool, Fault> {
-    client.execute(RESUME, &[]).map(|rows| rows > 0).map_err(|error| classify(&error))
-}
-
-const FIND_PAUSE: &str = "
-SELECT to_char(paused_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS at, paused_by, reason
-FROM outbox_sink";
-
-/// The pause, where the sink is paused.
-pub fn find_pause(client: &mut Client) -> Result<Option<Pause>, Fault> {
-    let rows = run(client, FIND_PAUSE, &[])?;
-    Ok(rows.first().map(|row| Pause {
-        at: row.get("at"),
-        by: row.get("paused_by"),
-        reason: row.get("reason"),
-    }))
-}
-
 /// The statements of this file, for the test that prepares each.
 pub const STATEMENTS: &[(&str, &str)] = &[
     ("events::CLAIM", CLAIM),
@@ -449,15 +413,12 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("events::SETTLE_SENT", SETTLE_SENT),
     ("events::SETTLE_FAILED", SETTLE_FAILED),
     ("events::GIVE_BACK", GIVE_BACK),
-    ("events::PAUSE", PAUSE),
-    ("events::RESUME", RESUME),
-    ("events::FIND_PAUSE", FIND_PAUSE),
 ];
 
 /// A value and its type: statements are sent with both, so that none has to be prepared first.
 pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
-fn run(client: &mut Client, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Fault> {
+pub(super) fn run(client: &mut Client, sql: &str, params: &[Param<'_>]) -> Result<Vec<Row>, Fault> {
     client.query_typed(sql, params).map_err(|error| classify(&error))
 }
 

@@ -108,6 +108,11 @@ impl Store {
         self.others.get(wait)
     }
 
+    /// How many connections have broken so far: where it rises, the database may not be the one that it was.
+    pub fn breaks(&self) -> u64 {
+        self.writers.breaks() + self.others.breaks()
+    }
+
     /// A connection on which `install` ran, waited for at most `wait`.
     pub fn writer(&self, wait: Duration) -> Result<Client, Fault> {
         self.writers.get(wait)

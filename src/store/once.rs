@@ -27,7 +27,7 @@ const OPERATIONS: &str = "/* operations */";
 
 /// The call of the function, prepared once for each connection.
 pub(super) const WRITE: &str = "\
-SELECT call, result, code, note, answer_status, answer, answer_is_problem, stored_hash, micros
+SELECT call, result, code, note, answer_status, answer, answer_is_problem, stored_hash, age_ms, micros
 FROM pg_temp.onced_write($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
 
 pub(super) const SET_TIMEOUT: &str = "SELECT set_config('statement_timeout', $1, false)";
@@ -93,6 +93,8 @@ pub enum Written {
 pub struct Reply {
     /// What came of it.
     pub written: Written,
+    /// How old the record is.
+    pub age: Duration,
     /// The time it took in the database, without the commit.
     pub took: Duration,
 }
@@ -296,7 +298,12 @@ fn reply(row: &Row) -> Result<Reply, postgres::Error> {
         _ => Written::Failed(operation_fault(row.try_get("code")?, row.try_get("note")?)),
     };
     let micros: i64 = row.try_get("micros")?;
-    Ok(Reply { written, took: Duration::from_micros(u64::try_from(micros).unwrap_or(0)) })
+    let age_ms: Option<i64> = row.try_get("age_ms")?;
+    Ok(Reply {
+        written,
+        age: Duration::from_millis(u64::try_from(age_ms.unwrap_or(0)).unwrap_or(0)),
+        took: Duration::from_micros(u64::try_from(micros).unwrap_or(0)),
+    })
 }
 
 fn answer(row: &Row) -> Result<Answer, postgres::Error> {

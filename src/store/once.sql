@@ -15,7 +15,7 @@ CREATE FUNCTION pg_temp.onced_write(
     scopes text[], keys text[], operations text[], hashes text[], ids uuid[], instances text[], bodies jsonb[],
     claim_wait text, refusal jsonb, tombstones boolean, max_events integer, max_response integer)
 RETURNS TABLE (call integer, result text, code text, note text, answer_status integer, answer text,
-               answer_is_problem boolean, stored_hash text, micros bigint)
+               answer_is_problem boolean, stored_hash text, age_ms bigint, micros bigint)
 LANGUAGE plpgsql AS $onced$
 DECLARE
     claimed integer[];  rows tid[];  unused tid[];
@@ -41,7 +41,8 @@ BEGIN
     IF coalesce(cardinality(claimed), 0) < cardinality(keys) THEN
         RETURN QUERY
         SELECT a.n::integer, CASE WHEN r.key IS NULL THEN 'gone' ELSE 'exists' END, NULL::text, NULL::text,
-               r.http_status, coalesce(r.response_json::text, 'null'), r.is_problem, r.request_hash, 0::bigint
+               r.http_status, coalesce(r.response_json::text, 'null'), r.is_problem, r.request_hash,
+               (extract(epoch FROM clock_timestamp() - r.created_at) * 1000)::bigint, 0::bigint
         FROM unnest(scopes, keys) WITH ORDINALITY AS a (scope, key, n)
         LEFT JOIN idempotency_records AS r ON r.scope = a.scope AND r.key = a.key
         WHERE a.n <> ALL (coalesce(claimed, '{}'));
@@ -52,6 +53,7 @@ BEGIN
     FOR n IN 1 .. coalesce(cardinality(claimed), 0) LOOP
         call := claimed[n];
         began := clock_timestamp();
+        age_ms := extract(epoch FROM began - now()) * 1000;
         answer_is_problem := false;
         code := NULL;
         note := NULL;

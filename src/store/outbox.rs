@@ -1,12 +1,12 @@
-//! The outbox as a person sees it: look at it, try dead events again, give them up, send once more what was sent, and
-//! count what waits.
+//! The outbox as a person sees it: look at it, try dead events again, give them up, send once more what was sent,
+//! count what waits, and pause the sink for everybody.
 
 use std::time::Duration;
 
-use postgres::types::Type;
+use postgres::types::{ToSql, Type};
 use postgres::{Client, Row};
 
-use super::events::{Param, to_i64, to_millis};
+use super::events::{Param, run, to_i64, to_millis};
 use super::fault::classify;
 use crate::outcome::Fault;
 
@@ -351,6 +351,47 @@ pub fn backlog(client: &mut Client) -> Result<Backlog, Fault> {
     }))
 }
 
+/// Who paused the sink, when and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pause {
+    /// When, RFC 3339 in UTC.
+    pub at: String,
+    /// Who.
+    pub by: String,
+    /// Why.
+    pub reason: String,
+}
+
+const PAUSE: &str =
+    "INSERT INTO outbox_sink (paused_by, reason) VALUES ($1, $2) ON CONFLICT DO NOTHING";
+
+/// Pauses the sink for all daemons until [`resume`]. False where it was paused already; the first reason stays.
+pub fn pause(client: &mut Client, who: &str, reason: &str) -> Result<bool, Fault> {
+    let params: [&(dyn ToSql + Sync); 2] = [&who, &reason];
+    client.execute(PAUSE, &params).map(|rows| rows > 0).map_err(|error| classify(&error))
+}
+
+const RESUME: &str = "DELETE FROM outbox_sink";
+
+/// Ends the pause. False where there was none.
+pub fn resume(client: &mut Client) -> Result<bool, Fault> {
+    client.execute(RESUME, &[]).map(|rows| rows > 0).map_err(|error| classify(&error))
+}
+
+const FIND_PAUSE: &str = "
+SELECT to_char(paused_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"') AS at, paused_by, reason
+FROM outbox_sink";
+
+/// The pause, where the sink is paused.
+pub fn find_pause(client: &mut Client) -> Result<Option<Pause>, Fault> {
+    let rows = run(client, FIND_PAUSE, &[])?;
+    Ok(rows.first().map(|row| Pause {
+        at: row.get("at"),
+        by: row.get("paused_by"),
+        reason: row.get("reason"),
+    }))
+}
+
 /// The statements of this file, for the test that prepares each.
 pub const STATEMENTS: &[(&str, &str)] = &[
     ("outbox::LIST", LIST),
@@ -360,6 +401,9 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("outbox::REPLAY", REPLAY),
     ("outbox::RANGE", RANGE),
     ("outbox::BACKLOG", BACKLOG),
+    ("outbox::PAUSE", PAUSE),
+    ("outbox::RESUME", RESUME),
+    ("outbox::FIND_PAUSE", FIND_PAUSE),
 ];
 
 /// A filter as parameters.

@@ -82,6 +82,11 @@ impl Pool {
         Pool { pool, trouble, patience }
     }
 
+    /// How many connections have broken.
+    pub(super) fn breaks(&self) -> u64 {
+        self.trouble.breaks.load(Ordering::SeqCst)
+    }
+
     pub(super) fn get(&self, wait: Duration) -> Result<Client, Fault> {
         let deadline = Instant::now() + wait;
         loop {

@@ -1,6 +1,7 @@
 //! Jobs in, outcomes out. A fixed pool of threads, each with a database connection while it has work. A writer takes one
 //! job, and with it whatever else already waits, and never waits for more. It knows nothing of HTTP.
 
+mod cache;
 mod pace;
 mod parked;
 
@@ -22,6 +23,8 @@ use crate::pending::Pending;
 use crate::store::once::{self, Reply, Request, Terms, Whole, Written};
 use crate::store::{Client, Store};
 use crate::threads::{self, Deaths, Pulse, Thread};
+pub use cache::Database;
+use cache::{Cache, Heard};
 use pace::Paces;
 use parked::Parked;
 
@@ -82,6 +85,10 @@ pub struct Needs {
     pub waiters_per_key: usize,
     /// How long a caller waits at most.
     pub wait: Duration,
+    /// How long a record is kept at least.
+    pub retention: Option<Duration>,
+    /// What the cache of replays must know.
+    pub database: Database,
     /// Rung after a commit that may have written events.
     pub bell: Sender<()>,
 }
@@ -90,7 +97,8 @@ impl Writers {
     /// Starts the threads.
     pub fn start(config: &config::Writers, needs: &Needs, deaths: &Deaths) -> io::Result<Writers> {
         let (jobs, inbox) = bounded(config.queue.get());
-        let parked = Arc::new(Parked::new(jobs, needs.waiters_per_key));
+        let cache = Cache::new(config.replay_cache, needs.retention, needs.database.clone());
+        let parked = Arc::new(Parked::new(jobs, needs.waiters_per_key, cache));
         let paces = Arc::new(Paces::new(&needs.operations));
         let slowest = needs.operations.iter().filter_map(|operation| operation.timeout).max();
         let limit = needs.wait + slowest.unwrap_or_default().max(config.statement_timeout);
@@ -111,6 +119,7 @@ impl Writers {
                 inbox: inbox.clone(),
                 next: Vec::new(),
                 client: None,
+                breaks: 0,
             };
             writers.threads.push(threads::spawn(name, deaths, move || writer.run())?);
             writers.pulses.push(pulse);
@@ -150,6 +159,8 @@ struct Writer {
     /// Jobs that are this writer's already and come before those in the queue, last in first out.
     next: Vec<Job>,
     client: Option<Client>,
+    /// How many connections had broken before the last attempt.
+    breaks: u64,
 }
 
 impl Writer {
@@ -205,7 +216,7 @@ impl Writer {
         let (wanted, late): (Vec<_>, Vec<_>) =
             batch.into_iter().partition(|job| job.deadline > now && !job.pending.is_abandoned());
         for job in late {
-            self.settle(job, Outcome::Unavailable(Reason::Deadline));
+            self.settle(job, Outcome::Unavailable(Reason::Deadline), Duration::ZERO);
         }
         wanted
     }
@@ -216,7 +227,7 @@ impl Writer {
                 for (job, reply) in batch.into_iter().zip(replies) {
                     self.paces.took(&job.call.operation, reply.took);
                     match final_outcome(&job, reply.written) {
-                        Ok(outcome) => self.settle(job, outcome),
+                        Ok(outcome) => self.settle(job, outcome, reply.age),
                         // Neighbours may have had a part in it: what failed in a batch runs again by itself.
                         Err(_) => self.write_alone(job),
                     }
@@ -246,12 +257,14 @@ impl Writer {
                 // What became of the attempt before is unknown, and only another one tells.
                 Err(Attempt::NoConnection(_)) if Instant::now() < job.deadline => continue,
                 Err(Attempt::NoConnection(fault) | Attempt::Whole(Whole::Fault(fault))) => fault,
-                Err(Attempt::Whole(Whole::Held)) => return self.settle(job, Outcome::InProgress),
+                Err(Attempt::Whole(Whole::Held)) => {
+                    return self.settle(job, Outcome::InProgress, Duration::ZERO);
+                }
                 Ok(replies) => match replies.into_iter().next() {
-                    Some(Reply { written, took }) => {
+                    Some(Reply { written, age, took }) => {
                         self.paces.took(&job.call.operation, took);
                         match final_outcome(&job, written) {
-                            Ok(outcome) => return self.settle(job, outcome),
+                            Ok(outcome) => return self.settle(job, outcome, age),
                             Err(fault) => fault,
                         }
                     }
@@ -270,7 +283,7 @@ impl Writer {
                     .reason()
                     .filter(|_| !is_of_the_operation(&fault))
                     .map_or(Outcome::OperationFailed, Outcome::Unavailable);
-                return self.settle(job, outcome);
+                return self.settle(job, outcome, Duration::ZERO);
             }
             observe::call_runs_again(&job.request_id, &job.call, &fault);
         }
@@ -342,12 +355,14 @@ impl Writer {
         let waiting = self.inbox.try_iter().take(self.inbox.len()).collect::<Vec<_>>();
         let reason = fault.reason().unwrap_or(Reason::Database);
         for job in batch.into_iter().chain(waiting) {
-            self.settle(job, Outcome::Unavailable(reason));
+            self.settle(job, Outcome::Unavailable(reason), Duration::ZERO);
         }
     }
 
-    fn settle(&mut self, job: Job, outcome: Outcome) {
-        if let Some(next) = self.parked.settle(job, outcome) {
+    /// Answers a job; `age` is that of its record.
+    fn settle(&mut self, job: Job, outcome: Outcome, age: Duration) {
+        let heard = Heard { age, breaks: self.breaks };
+        if let Some(next) = self.parked.settle(job, outcome, heard) {
             self.next.push(next);
         }
     }

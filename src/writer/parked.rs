@@ -10,11 +10,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crossbeam_channel::{Sender, TrySendError};
 
 use super::Job;
+use super::cache::{Cache, Heard};
 use crate::call::{IdempotencyKey, Scope};
 use crate::observe::METRICS;
 use crate::outcome::{Outcome, Reason};
 
-type Key = (Scope, IdempotencyKey);
+/// A key and whose it is.
+pub(super) type Key = (Scope, IdempotencyKey);
 
 /// The table. A key is in it exactly as long as one of its jobs is queued or being written.
 pub(super) struct Parked {
@@ -26,13 +28,15 @@ struct State {
     /// The way to the writers; closed where the daemon is stopping.
     jobs: Option<Sender<Job>>,
     keys: HashMap<Key, Vec<Job>>,
+    /// Under the same lock, as it is asked where a key is in nobody's hands.
+    cache: Option<Cache>,
 }
 
 impl Parked {
-    pub(super) fn new(jobs: Sender<Job>, waiters_per_key: usize) -> Parked {
+    pub(super) fn new(jobs: Sender<Job>, waiters_per_key: usize, cache: Option<Cache>) -> Parked {
         Parked {
             waiters_per_key,
-            state: Mutex::new(State { jobs: Some(jobs), keys: HashMap::new() }),
+            state: Mutex::new(State { jobs: Some(jobs), keys: HashMap::new(), cache }),
         }
     }
 
@@ -46,7 +50,7 @@ impl Parked {
     /// Finds a place for the job, or gives it back with what to answer.
     fn place(&self, job: Job) -> Option<(Job, Outcome)> {
         let mut state = self.lock();
-        let State { jobs, keys } = &mut *state;
+        let State { jobs, keys, cache } = &mut *state;
         let Some(jobs) = jobs else {
             return Some((job, Outcome::Unavailable(Reason::Stopping)));
         };
@@ -63,6 +67,10 @@ impl Parked {
                 METRICS.parked.inc();
             }
             Entry::Vacant(entry) => {
+                let known = cache.as_mut().and_then(|c| c.find(entry.key(), &job.call.fingerprint));
+                if let Some(outcome) = known {
+                    return Some((job, outcome));
+                }
                 match jobs.try_send(job) {
                     Ok(()) => {}
                     Err(TrySendError::Full(job)) => {
@@ -83,9 +91,12 @@ impl Parked {
     /// a replay, and another request under this key learns that the key is taken. Where it is not stored, gives the
     /// next one, which the caller must run.
     #[must_use]
-    pub(super) fn settle(&self, job: Job, outcome: Outcome) -> Option<Job> {
+    pub(super) fn settle(&self, job: Job, outcome: Outcome, heard: Heard) -> Option<Job> {
         let key = key_of(&job);
         let mut state = self.lock();
+        if let (Some(cache), Outcome::Recorded { answer, .. }) = (&mut state.cache, &outcome) {
+            cache.keep(&key, &job.call.fingerprint, answer, heard);
+        }
         let Some(mut waiting) = state.keys.remove(&key) else {
             drop(state);
             job.pending.answer(outcome);
@@ -180,8 +191,10 @@ mod tests {
 
     fn table(waiters: usize) -> (Parked, Receiver<Job>) {
         let (jobs, inbox) = bounded(1);
-        (Parked::new(jobs, waiters), inbox)
+        (Parked::new(jobs, waiters, None), inbox)
     }
+
+    const HEARD: Heard = Heard { age: Duration::ZERO, breaks: 0 };
 
     fn heard(waiting: &Waiting) -> Option<Outcome> {
         waiting.wait_until(Instant::now())
@@ -205,7 +218,7 @@ mod tests {
         let first = inbox.try_recv().unwrap();
         assert!(inbox.is_empty(), "duplicates do not become jobs");
 
-        assert!(parked.settle(first, recorded(false)).is_none());
+        assert!(parked.settle(first, recorded(false), HEARD).is_none());
 
         assert_eq!(heard(&first_waits), Some(recorded(false)));
         assert_eq!(heard(&twin_waits), Some(recorded(true)));
@@ -222,11 +235,12 @@ mod tests {
             parked.join(job);
         }
 
-        let next = parked.settle(inbox.try_recv().unwrap(), Outcome::OperationFailed).unwrap();
+        let next =
+            parked.settle(inbox.try_recv().unwrap(), Outcome::OperationFailed, HEARD).unwrap();
 
         assert_eq!(heard(&first_waits), Some(Outcome::OperationFailed));
         assert_eq!(heard(&second_waits), None);
-        assert!(parked.settle(next, recorded(false)).is_none());
+        assert!(parked.settle(next, recorded(false), HEARD).is_none());
         assert_eq!(heard(&second_waits), Some(recorded(false)));
         assert_eq!(heard(&third_waits), Some(Outcome::KeyReused), "never another request's answer");
     }
@@ -269,7 +283,7 @@ mod tests {
         for _ in 0..2 {
             let (first, waits) = job("k", "1");
             parked.join(first);
-            assert!(parked.settle(inbox.try_recv().unwrap(), recorded(true)).is_none());
+            assert!(parked.settle(inbox.try_recv().unwrap(), recorded(true), HEARD).is_none());
             assert_eq!(heard(&waits), Some(recorded(true)));
         }
     }

@@ -6,7 +6,7 @@ use crate::support::wait::until_eq;
 use crate::support::{Connection, Counts, Daemon, Database, Setup, fresh_key};
 
 /// A daemon with one writer, so that what waits while it is held becomes one batch.
-fn one_writer(database: &Database) -> Setup {
+pub fn one_writer(database: &Database) -> Setup {
     Setup::on(database)
         .operation("sleepy")
         .set("writers.threads", 1)
@@ -16,7 +16,7 @@ fn one_writer(database: &Database) -> Setup {
 }
 
 /// Holds the writer, queues the calls behind it in their order, lets the writer go, and gives their connections.
-fn behind_a_held_writer(
+pub fn behind_a_held_writer(
     database: &Database,
     daemon: &Daemon,
     calls: &[(&str, &str, &str)],

@@ -279,3 +279,22 @@ fn a_daemon_that_was_frozen_and_thawed_goes_on() {
     }
     daemon.wait_until_ready();
 }
+
+#[cfg(feature = "fail-points")]
+#[test]
+fn a_panic_in_a_write_costs_one_call_and_no_writer() {
+    let database = Database::new();
+    let mut daemon = Setup::on(&database)
+        .set("writers.threads", 1)
+        .env("FAILPOINTS", "writer::before_write=1*panic(out of tea)")
+        .start();
+    let key = fresh_key();
+
+    let struck = daemon.order(&key);
+
+    assert!([201, 500, 503].contains(&struck.status), "{struck:?}");
+    assert!(daemon.log().contains("out of tea"), "{}", daemon.log());
+    assert_eq!(persist(&daemon, "orders", &key, ORDER).status, 201);
+    assert_eq!(database.counts(), ONE_ORDER);
+    assert!(daemon.is_alive());
+}

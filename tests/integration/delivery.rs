@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 use onced::config::{OnDead, Secret};
 use onced::observe::METRICS;
 use onced::relay::signature::sign;
-use onced::store::events;
 use onced::store::outbox::{self, Change, Filter, State};
 
 use crate::outbox::{
@@ -349,7 +348,7 @@ fn gone_pauses_the_sink_for_all_daemons_until_it_is_resumed() {
     let sink =
         Sink::start(move |_, _| Reply::status(if back.load(Ordering::SeqCst) { 204 } else { 410 }));
     let first = Running::start(outbox.store(), &relay(), &sink_at(&sink.url()));
-    let paused = || outbox.with(|client| events::find_pause(client).unwrap());
+    let paused = || outbox.with(|client| outbox::find_pause(client).unwrap());
     until("the sink is paused", || paused().is_some());
     assert_eq!(METRICS.sink_paused.get(), 1);
     assert_eq!(
@@ -370,7 +369,7 @@ fn gone_pauses_the_sink_for_all_daemons_until_it_is_resumed() {
     pause(Duration::from_millis(600));
     assert_eq!(sink.count(), before);
     is_back.store(true, Ordering::SeqCst);
-    assert_eq!(outbox.with(events::resume), Ok(true));
+    assert_eq!(outbox.with(outbox::resume), Ok(true));
     outbox.until_sent(40);
     until("the metric says so", || METRICS.sink_paused.get() == 0);
     second.stop();

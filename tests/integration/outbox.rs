@@ -112,6 +112,7 @@ impl Outbox {
             lock_timeout: Duration::from_secs(2),
             max_events: 1000,
             max_response: 1 << 20,
+            replay_cache: 0,
         };
         onced_store(&database, &writers, &relay())
     }

@@ -1,7 +1,8 @@
 //! What is old goes, and nothing else.
 
+use std::collections::HashSet;
 use std::num::NonZeroUsize;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::bounded;
 use onced::config::Retention;
@@ -10,6 +11,7 @@ use onced::store::retention::{Forgotten, Old, STATEMENTS, forget_record};
 use onced::threads;
 
 use crate::outbox::{LIMIT, New, Outbox, PLAIN, until};
+use crate::support::{self, Database, Setup};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -187,10 +189,7 @@ fn the_pruner_comes_by_by_itself_and_stops_when_told() {
         outbox.execute("TRUNCATE outbox_events");
     }
     drop(stop);
-    assert_eq!(
-        threads::join_all([thread], std::time::Instant::now() + LIMIT),
-        Vec::<String>::new()
-    );
+    assert_eq!(threads::join_all([thread], Instant::now() + LIMIT), Vec::<String>::new());
     assert!(died.try_recv().is_err());
 }
 
@@ -231,4 +230,78 @@ fn a_purge_of_records_reads_its_part_of_the_table_only() {
     let values = ["0", "100", "1000", "1000"];
     let plan = outbox.plan(STATEMENTS, "retention::PURGE_EVENTS", &values);
     assert!(!plan.contains("Seq Scan on outbox_events"), "{plan}");
+}
+
+/// Takes away all that can go, whatever its age.
+fn purge_all(database: &Database, tombstones: Option<Duration>) {
+    let moment = Some(Duration::from_millis(1));
+    let all = Retention { records: moment, events: moment, tombstones, ..retention() };
+    pruner::prune_once(&mut database.session(), &all, false).unwrap();
+    assert_eq!((database.rows("idempotency_records"), database.rows("outbox_events")), (0, 0));
+}
+
+#[test]
+fn a_key_that_is_used_again_after_a_purge_runs_anew_and_its_events_have_new_ids() {
+    let (database, sink) = (Database::new(), support::sink::Sink::start());
+    let daemon = Setup::on(&database).sink(&sink).start();
+    let sent = "SELECT count(*) FROM outbox_events WHERE sent_at IS NOT NULL";
+    for round in 1..=3 {
+        let answer = daemon.order("k");
+        assert_eq!((answer.status, answer.is_replay()), (201, false));
+        assert!(daemon.order("k").is_replay());
+        until("both events are settled", || database.value::<i64>(sent, &[]) == 2);
+        sink.wait_for(2 * round);
+        purge_all(&database, None);
+    }
+    assert_eq!(database.rows("orders"), 3);
+    let ids: HashSet<String> = sink.deliveries().into_iter().map(|delivery| delivery.id).collect();
+    assert_eq!(ids.len(), 6, "a consumer that drops known ids drops none of these");
+}
+
+#[test]
+fn a_key_whose_tombstone_stands_is_refused_and_nothing_is_written() {
+    let (database, sink) = (Database::new(), support::sink::Sink::start());
+    let daemon = Setup::on(&database).sink(&sink).set("retention.tombstones", "1d").start();
+    assert_eq!(daemon.order("k").status, 201);
+    let sent = "SELECT count(*) FROM outbox_events WHERE sent_at IS NOT NULL";
+    until("both events are settled", || database.value::<i64>(sent, &[]) == 2);
+    purge_all(&database, Some(DAY));
+    let answer = daemon.order("k");
+    assert_eq!((answer.status, answer.problem()), (409, "idempotency-key-expired".to_owned()));
+    assert_eq!(database.rows("orders"), 1);
+}
+
+#[test]
+fn a_replay_that_races_with_a_purge_is_answered_from_the_record_or_runs_anew() {
+    let (database, sink) = (Database::new(), support::sink::Sink::start());
+    let daemon = Setup::on(&database)
+        .sink(&sink)
+        .set("retention.records", "1s")
+        .set("retention.events", "1s")
+        .set("retention.every", "100ms")
+        .start();
+    let end = Instant::now() + Duration::from_secs(4);
+    let new: usize = std::thread::scope(|scope| {
+        let callers: Vec<_> = (0..6)
+            .map(|caller| {
+                let daemon = &daemon;
+                let call = move || {
+                    let mut new = 0;
+                    let mut round = caller;
+                    while Instant::now() < end {
+                        let answer = daemon.order(&format!("k{}", round % 10));
+                        assert!([201, 409].contains(&answer.status), "{answer:?}");
+                        new += usize::from(answer.status == 201 && !answer.is_replay());
+                        round += 1;
+                    }
+                    new
+                };
+                std::thread::Builder::new().spawn_scoped(scope, call).unwrap()
+            })
+            .collect();
+        callers.into_iter().map(|caller| caller.join().unwrap()).sum()
+    });
+    assert!(new >= 20, "each key ran anew once its second was over: {new}");
+    assert!(new <= 50, "and not before: {new}");
+    assert_eq!(database.rows("orders"), i64::try_from(new).unwrap(), "a complete run each");
 }

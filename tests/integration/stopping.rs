@@ -200,6 +200,24 @@ fn a_log_that_cannot_be_written_ends_nothing() {
 }
 
 #[test]
+fn standard_streams_that_are_closed_at_the_start_end_nothing() {
+    let database = Database::new();
+    let setup = Setup::on(&database);
+    let config = setup.config_file();
+    let script = r#"exec "$0" serve --config "$1" <&- >&- 2>&-"#;
+    let child = std::process::Command::new("sh")
+        .args(["-c", script, crate::support::daemon::PROGRAM])
+        .arg(config)
+        .spawn();
+    let daemon = Process(child.expect("a shell starts"));
+    let client = crate::support::Client { address: setup.http(), token: None };
+    for _ in 0..5 {
+        until_eq("a call is served", &201, || client.order_status());
+    }
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+#[test]
 fn a_client_that_closes_in_the_middle_of_an_answer_ends_nothing() {
     let database = Database::new();
     let mut daemon = Setup::on(&database).operation("big").start();

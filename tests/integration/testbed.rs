@@ -129,6 +129,7 @@ pub(crate) fn writers() -> config::Writers {
         lock_timeout: Duration::from_secs(2),
         max_events: 1000,
         max_response: 8 << 20,
+        replay_cache: 0,
     }
 }
 

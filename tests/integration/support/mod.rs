@@ -5,6 +5,7 @@ pub mod daemon;
 pub mod postgres;
 pub mod proxy;
 pub mod sink;
+pub mod trips;
 pub mod wait;
 
 pub use client::{Answer, Client, Connection, fresh_key};

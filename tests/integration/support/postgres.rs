@@ -76,6 +76,13 @@ impl Database {
         Database::make(Server::find(), "")
     }
 
+    /// A migrated database in a cluster that nobody else uses, so that what the cluster as a whole does can be counted.
+    pub fn alone() -> Database {
+        let server = Server::in_own(start_cluster(&[("autovacuum", "off")]));
+        let template = server.template();
+        Database::make(server, &format!("TEMPLATE {template}"))
+    }
+
     fn make(server: Server, clause: &str) -> Database {
         let name = format!("onced_{}", uuid::Uuid::now_v7().simple());
         server
@@ -252,24 +259,26 @@ struct Server {
 /// A cluster that this process started; it goes with the last test that uses it.
 struct OwnCluster {
     // In this order: the server stops before its folder goes.
-    _cluster: Cluster,
-    folder: TempDir,
+    cluster: Cluster,
+    _folder: TempDir,
 }
 
 static OWN: Mutex<Weak<OwnCluster>> = Mutex::new(Weak::new());
 
 impl Server {
     fn find() -> Server {
-        let (text, own) = match std::env::var("ONCED_TEST_POSTGRES") {
-            Ok(text) => (text, None),
-            Err(_) => {
-                let own = own_cluster();
-                let folder = own.folder.path().display();
-                (format!("host={folder} user=postgres dbname=postgres"), Some(own))
-            }
-        };
-        let base = text.parse().expect("ONCED_TEST_POSTGRES is a connection string");
-        Server { base, _own: own }
+        match std::env::var("ONCED_TEST_POSTGRES") {
+            Ok(text) => Server {
+                base: text.parse().expect("ONCED_TEST_POSTGRES is a connection string"),
+                _own: None,
+            },
+            Err(_) => Server::in_own(own_cluster()),
+        }
+    }
+
+    fn in_own(own: Arc<OwnCluster>) -> Server {
+        let base = own.cluster.dsn().parse().expect("a cluster has a connection string");
+        Server { base, _own: Some(own) }
     }
 
     fn connect(&self, database: &str) -> Client {
@@ -322,14 +331,19 @@ fn own_cluster() -> Arc<OwnCluster> {
     if let Some(running) = own.upgrade() {
         return running;
     }
-    let folder = tempfile::Builder::new().prefix("onced-pg-").tempdir_in("/tmp").unwrap();
-    let settings = [("fsync", "off"), ("full_page_writes", "off"), ("max_connections", "300")];
-    let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-    let options = Options { settings, ..Options::default() };
-    let cluster = Cluster::start(folder.path(), &options).expect("a PostgreSQL starts");
-    let running = Arc::new(OwnCluster { _cluster: cluster, folder });
+    let running = start_cluster(&[]);
     *own = Arc::downgrade(&running);
     running
+}
+
+fn start_cluster(more: &[(&str, &str)]) -> Arc<OwnCluster> {
+    let folder = tempfile::Builder::new().prefix("onced-pg-").tempdir_in("/tmp").unwrap();
+    let settings = [("fsync", "off"), ("full_page_writes", "off"), ("max_connections", "300")];
+    let settings =
+        settings.iter().chain(more).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let options = Options { settings: settings.collect(), ..Options::default() };
+    let cluster = Cluster::start(folder.path(), &options).expect("a PostgreSQL starts");
+    Arc::new(OwnCluster { cluster, _folder: folder })
 }
 
 /// A number that changes with every file that the template is made from, and with the program that makes it.

@@ -1,4 +1,4 @@
-//! A relay between the daemon and PostgreSQL that a test can cut or stall.
+//! A relay between the daemon and PostgreSQL that a test can cut or stall, and that tells what was sent.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -9,6 +9,7 @@ use std::time::Duration;
 use onced::threads::spawn_small;
 
 use super::postgres::Database;
+use super::trips::{Frontend, Trip};
 
 /// What the relay does with bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +35,7 @@ struct State {
     changed: Condvar,
     host: String,
     port: u16,
+    trips: Mutex<Vec<Trip>>,
 }
 
 const STACK: usize = 256 * 1024;
@@ -47,7 +49,8 @@ impl Proxy {
         let address = listener.local_addr().unwrap();
         let (host, port) = database.address();
         let mode = Mutex::new(Mode::Forward);
-        let state = Arc::new(State { mode, changed: Condvar::new(), host, port });
+        let state =
+            Arc::new(State { mode, changed: Condvar::new(), host, port, trips: Mutex::default() });
         let shared = Arc::clone(&state);
         spawn_small("relay".to_owned(), STACK, move || accept(&listener, &shared)).unwrap();
         Proxy { address, state }
@@ -56,6 +59,11 @@ impl Proxy {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// The round trips of all connections so far, in the order in which they were begun.
+    pub fn trips(&self) -> Vec<Trip> {
+        self.state.trips.lock().unwrap().clone()
     }
 
     /// Changes what it does, at once.
@@ -74,14 +82,14 @@ impl Drop for Proxy {
 }
 
 fn accept(listener: &TcpListener, state: &Arc<State>) {
-    for client in listener.incoming().map_while(Result::ok) {
+    for (connection, client) in listener.incoming().map_while(Result::ok).enumerate() {
         let mode = *state.mode.lock().unwrap();
         match mode {
             Mode::Ended => return,
             Mode::Cut => drop(client),
             Mode::Forward | Mode::Stall => {
                 drop(client.set_nodelay(true));
-                if let Err(error) = connect(client, state) {
+                if let Err(error) = connect(connection, client, state) {
                     eprintln!("the relay cannot forward: {error}");
                 }
             }
@@ -89,22 +97,23 @@ fn accept(listener: &TcpListener, state: &Arc<State>) {
     }
 }
 
-fn connect(client: TcpStream, state: &Arc<State>) -> std::io::Result<()> {
+fn connect(connection: usize, client: TcpStream, state: &Arc<State>) -> std::io::Result<()> {
     client.set_read_timeout(Some(LOOK_EVERY))?;
+    let frontend = Frontend::new(connection);
     if state.host.starts_with('/') {
         let path = format!("{}/.s.PGSQL.{}", state.host, state.port);
         let server = UnixStream::connect(path)?;
         server.set_read_timeout(Some(LOOK_EVERY))?;
         let (back, forth) = (server.try_clone()?, client.try_clone()?);
-        pump(client, server, state)?;
-        pump(back, forth, state)
+        pump(client, server, Some(frontend), state)?;
+        pump(back, forth, None, state)
     } else {
         let server = TcpStream::connect((state.host.as_str(), state.port))?;
         server.set_nodelay(true)?;
         server.set_read_timeout(Some(LOOK_EVERY))?;
         let (back, forth) = (server.try_clone()?, client.try_clone()?);
-        pump(client, server, state)?;
-        pump(back, forth, state)
+        pump(client, server, Some(frontend), state)?;
+        pump(back, forth, None, state)
     }
 }
 
@@ -125,7 +134,12 @@ impl Stream for UnixStream {
 }
 
 /// Forwards one direction in a thread of its own, until either side ends or the relay cuts.
-fn pump(mut from: impl Stream, mut to: impl Stream, state: &Arc<State>) -> std::io::Result<()> {
+fn pump(
+    mut from: impl Stream,
+    mut to: impl Stream,
+    mut frontend: Option<Frontend>,
+    state: &Arc<State>,
+) -> std::io::Result<()> {
     let state = Arc::clone(state);
     spawn_small("relay-pump".to_owned(), STACK, move || {
         let mut buffer = [0; 32 * 1024];
@@ -133,6 +147,9 @@ fn pump(mut from: impl Stream, mut to: impl Stream, state: &Arc<State>) -> std::
             match from.read(&mut buffer) {
                 Ok(0) => break,
                 Ok(length) => {
+                    if let Some(frontend) = &mut frontend {
+                        state.trips.lock().unwrap().extend(frontend.hear(&buffer[..length]));
+                    }
                     if !state.goes_on() || to.write_all(&buffer[..length]).is_err() {
                         break;
                     }

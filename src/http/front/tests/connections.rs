@@ -350,7 +350,13 @@ fn stopping_lets_running_requests_end_and_closes_the_rest() {
     let mut running = front.connect();
     send(&mut running, get("/slow"));
     let mut half = front.connect();
-    send(&mut half, "POST /half HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nab");
+    let head =
+        "POST /half HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nExpect: 100-continue\r\n\r\n";
+    send(&mut half, head);
+    let mut goes_on = [0; 25];
+    half.read_exact(&mut goes_on).unwrap();
+    assert_eq!(&goes_on, b"HTTP/1.1 100 Continue\r\n\r\n", "it is under way");
+    send(&mut half, "ab");
     front.await_waiting(1);
     eventually("all are accepted", || open_connections("stopping") == 4);
 

@@ -1,0 +1,103 @@
+"""Events per second from the outbox to a sink, as a ratio to a load tool that posts the same bytes over as many connections."""
+
+import argparse
+import statistics
+import sys
+import time
+from contextlib import contextmanager
+
+import bed
+
+NGINX = """
+daemon off;
+worker_processes 1;
+error_log stderr;
+pid {folder}/nginx.pid;
+events {{ worker_connections 512; }}
+http {{
+    access_log off;
+    keepalive_requests 1000000000;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    server {{
+        listen 127.0.0.1:{port};
+        location / {{ return 204; }}
+    }}
+}}
+"""
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+THREADS = [1, 8, 32]
+
+
+@contextmanager
+def sink(cluster):
+    """nginx that answers every post with 204; yields its URL."""
+    port, folder = bed.free_port(), cluster.folder / "nginx"
+    folder.mkdir()
+    folder.chmod(0o777)
+    (folder / "nginx.conf").write_text(NGINX.format(folder=folder, port=port))
+    with bed.process(["nginx", "-c", folder / "nginx.conf", "-p", folder], folder / "log"):
+        bed.until("nginx answers", lambda: bed.get_status(port, "/") == 204)
+        yield f"http://127.0.0.1:{port}/hook"
+
+
+def fill(cluster, count):
+    """Events that are due, of the size that `orders` writes."""
+    cluster.sql(
+        "relay", "TRUNCATE outbox_events",
+        f"""INSERT INTO outbox_events (scope, idempotency_key, event_key, event_type, payload)
+            SELECT '', k, k || ':1', 'order.created', jsonb_build_object(
+                'id', n, 'item', 'widget', 'quantity', 2, 'created_at', now(), 'idempotency_key', k)
+            FROM generate_series(1, {count}) AS n, CAST(gen_random_uuid() AS text) AS k""",
+        "VACUUM ANALYZE outbox_events", "CHECKPOINT")
+
+
+def deliver(cluster, url, threads, count):
+    """Events per second: from the first quarter to the last tenth, and whether each is recorded as sent."""
+    fill(cluster, count)
+    secret = cluster.folder / "sink.secret"
+    secret.write_text(SECRET)
+    daemon = bed.Daemon(cluster, "relay", [
+        f"relay.threads = {threads}", f'sink.url = "{url}"', f'sink.secret_files = ["{secret}"]',
+        "sink.allow_private = true"])
+    marks = []
+    with daemon.running():
+        cpu = (daemon.cpu(), cluster.cpu())
+        for share in [0.0001, 0.5, 1]:
+            accepted = lambda: daemon.metric('onced_delivery_attempts_total{result="accepted"}')
+            seen = bed.until("events are delivered", lambda: (n := accepted()) >= count * share and n, limit=600)
+            marks.append((time.monotonic(), seen))
+        cpu = (daemon.cpu() - cpu[0], cluster.cpu() - cpu[1])
+        unsent = "SELECT count(*) FROM outbox_events WHERE sent_at IS NULL"
+        bed.until("all are recorded", lambda: cluster.number("relay", unsent) == 0)
+    first, half, last = marks
+    rate = lambda a, b: (b[1] - a[1]) / (b[0] - a[0])
+    print(f"{threads:>2} relay threads: {rate(first, half):.0f}/s, then {rate(half, last):.0f}/s; CPU per event: onced "
+          f"{cpu[0] / count * 1e6:.0f} µs, PostgreSQL {cpu[1] / count * 1e6:.0f} µs", file=sys.stderr)
+    return rate(first, last)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="scripts/bench relay")
+    parser.add_argument("--events", type=int, default=100_000, metavar="N", help="how many are waiting (100000)")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="how often it is measured (5)")
+    arguments = parser.parse_args()
+    with bed.cluster() as cluster, sink(cluster) as url:
+        cluster.sql("postgres", "CREATE DATABASE relay")
+        bed.Daemon(cluster, "relay").migrate()
+        figures = {threads: [] for threads in THREADS}
+        for _ in range(arguments.rounds):
+            for threads in THREADS:
+                ceiling = bed.wrk(url, ["event"], threads, 3)["rate"]
+                rate = deliver(cluster, url, threads, arguments.events)
+                figures[threads].append(rate / ceiling)
+        print(f"{arguments.events} events waiting; ratio to the load tool, aim >= 0.5\n")
+        print("| relay threads | min | median | max |\n| --- | --- | --- | --- |")
+        for threads, ratios in figures.items():
+            print(f"| {threads} | {min(ratios):.2f} | **{statistics.median(ratios):.2f}** | {max(ratios):.2f} |")
+
+
+main()
