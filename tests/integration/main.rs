@@ -32,6 +32,7 @@ mod lookup; // what is stored of a key
 mod manual; // what the documents show is what happens
 mod one_answer; // P2: the same bytes at every call
 mod one_effect; // P1: whoever else is working on the key
+mod outbox_commands; // what an operator does about events and records
 mod refusals; // what is stored as a refusal, and what leaves the key unused
 mod retention; // what is old goes, and nothing else
 mod schema; // migrations, setup, operations that fit or not, records
