@@ -14,6 +14,8 @@ mod acceptance; // the acceptance of the contract, A1 to A7
 mod batches; // requests that share a transaction do not notice each other
 mod call; // the caller's half of the command line
 mod canonical; // what a body may be, asked of PostgreSQL
+#[path = "../torture/checker.rs"]
+mod checker;
 mod commands; // the command line: tokens, the sink, configuration, verify
 mod counts; // what a write costs, in counts that no machine changes
 mod crash; // kill -9, a database that goes away, sessions that are ended
@@ -23,6 +25,8 @@ mod dev; // the private cluster, and everything that `onced dev` starts
 #[cfg(feature = "fail-points")]
 mod faults; // the process dies at a named place on an event's way
 mod framing; // HTTP that could be read two ways, or never ends
+#[path = "../torture/history.rs"]
+mod history;
 mod https; // a sink behind TLS
 mod json; // which bodies are the same request, and which are none
 mod keys; // which keys are the same key, and which are none
@@ -41,12 +45,5 @@ mod starting; // good starts, and starts that must be refused
 mod statements; // every statement of ours fits the schema
 mod stopping; // signals: every accepted request is answered
 mod tidy; // rules of the source that a machine can see
-mod tls; // the connection to PostgreSQL, encrypted // what is old goes, and nothing else
-
-mod torture_checker; // the checker of the torture run objects to every kind of wrong history
-
-#[path = "../torture/checker.rs"]
-mod checker;
-#[path = "../torture/history.rs"]
-mod history;
 mod tls; // the connection to PostgreSQL, encrypted
+mod torture_checker; // the checker of the torture run objects to every kind of wrong history
