@@ -24,6 +24,7 @@ mod delivery; // every event arrives, and what fails is not lost from sight
 mod dev; // the private cluster, and everything that `onced dev` starts
 #[cfg(feature = "fail-points")]
 mod faults; // the process dies at a named place on an event's way
+mod foreign_verifier; // signatures, checked by code that is not ours
 mod framing; // HTTP that could be read two ways, or never ends
 #[path = "../torture/history.rs"]
 mod history;
