@@ -14,7 +14,7 @@ use crate::call::{self, Call, IdempotencyKey, Scope};
 use crate::observe;
 use crate::operations::Operation;
 use crate::outcome::{Outcome, Reason};
-use crate::pending;
+use crate::pending::{self, Progress};
 use crate::reader::Reader;
 use crate::writer::{Desk, Job};
 
@@ -145,7 +145,11 @@ impl Api {
             }
             // Nobody reads the answer to a client that is gone; to let go frees its place beside the key.
             if now >= end || client.is_gone() {
-                return Outcome::InProgress;
+                return match waiting.give_up() {
+                    Err(outcome) => outcome,
+                    Ok(Progress::Begun | Progress::Parked) => Outcome::InProgress,
+                    Ok(Progress::Queued) => Outcome::Unavailable(Reason::Deadline),
+                };
             }
         }
     }

@@ -214,7 +214,7 @@ impl Writer {
     fn still_wanted(&mut self, batch: Vec<Job>) -> Vec<Job> {
         let now = Instant::now();
         let (wanted, late): (Vec<_>, Vec<_>) =
-            batch.into_iter().partition(|job| job.deadline > now && !job.pending.is_abandoned());
+            batch.into_iter().partition(|job| job.deadline > now && job.pending.begin());
         for job in late {
             self.settle(job, Outcome::Unavailable(Reason::Deadline), Duration::ZERO);
         }

@@ -1,7 +1,7 @@
 //! The keys that are being worked on in this process, and the duplicates that wait beside them.
 //!
-//! This is the one mutex of the program: http threads put jobs in, writer threads take outcomes out, and for one key
-//! both must agree on who runs.
+//! The table is behind a mutex, the only one on a request's way besides its own answer's: http threads put jobs in,
+//! writer threads take outcomes out, and for one key both must agree on who runs.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -63,6 +63,7 @@ impl Parked {
                 if waiting.len() >= self.waiters_per_key {
                     return Some((job, Outcome::InProgress));
                 }
+                job.pending.park();
                 waiting.push(job);
                 METRICS.parked.inc();
             }

@@ -645,3 +645,27 @@ fn a_dead_event_lets_its_successors_go_on_or_holds_them() {
         running.stop();
     }
 }
+
+#[test]
+fn an_event_is_given_up_by_how_long_it_fails_and_not_by_how_old_it_is() {
+    let outbox = Outbox::new();
+    let id = outbox.insert(1, PLAIN)[0];
+    outbox.execute("UPDATE outbox_events SET created_at = now() - interval '4 days'");
+    let sink = Sink::start(|_, _| Reply::status(500));
+    let patient = onced::config::Relay {
+        give_up_after: Duration::from_secs(3 * 86400),
+        backoff_min: Duration::from_millis(10),
+        backoff_max: Duration::from_millis(10),
+        ..relay()
+    };
+    let running = Running::start(outbox.store(), &patient, &sink_at(&sink.url()));
+    // It waited for four days, as after an outage: its first failures do not kill it.
+    sink.wait_for(3);
+    let dead = "SELECT count(*) FROM outbox_events WHERE dead_at IS NOT NULL";
+    assert_eq!(outbox.value::<i64>(dead, &[]), 0);
+
+    outbox.execute("UPDATE outbox_events SET failing_since = now() - interval '73 hours'");
+    until("it is dead", || outbox.value::<i64>(dead, &[]) == 1);
+    running.stop();
+    assert!(outbox.value::<i32>("SELECT attempts FROM outbox_events WHERE id = $1", &[&id]) >= 4);
+}
