@@ -10,7 +10,8 @@ use fastrand::Rng;
 use onced::threads::{Stop, stops_within};
 use serde_json::{Value, json};
 
-use crate::history::{Answer, Call, Form, Micros, Outcome, now};
+use crate::clock::now;
+use crate::history::{Answer, Call, Form, Micros, Outcome};
 use crate::support::client::Connection;
 use crate::world::{DAEMONS, PRINCIPALS, World};
 
@@ -94,8 +95,11 @@ impl<'a> Caller<'a> {
         let counter = (self.rng.u32(0..4) == 0).then(|| format!("c{}", self.rng.u32(0..8)));
         let order = (self.rng.u32(0..8) == 0).then(|| format!("o{}", self.rng.u32(0..6)));
         let (n, events) = (self.rng.u32(..), self.rng.u32(0..4));
+        // Its successors would come after it.
+        let poison = order.is_none() && self.rng.u32(0..60) == 0;
         self.intent(json!({
-            "n": n, "counter": counter, "events": events, "order": order, "sleep_ms": 0, "end": "ok"
+            "n": n, "counter": counter, "events": events, "order": order, "sleep_ms": 0, "end": "ok",
+            "poison": poison
         }))
     }
 
@@ -113,7 +117,8 @@ impl<'a> Caller<'a> {
         };
         let n = self.rng.u32(..);
         self.intent(json!({
-            "n": n, "counter": null, "events": 1, "order": null, "sleep_ms": sleep_ms, "end": end
+            "n": n, "counter": null, "events": 1, "order": null, "sleep_ms": sleep_ms, "end": end,
+            "poison": false
         }))
     }
 
@@ -202,7 +207,8 @@ impl<'a> Caller<'a> {
         let n = now() / 700_000;
         let sleep_ms = if n % 3 == 0 { 200 } else { 0 };
         let request = json!({
-            "n": n, "counter": null, "events": 2, "order": null, "sleep_ms": sleep_ms, "end": "ok"
+            "n": n, "counter": null, "events": 2, "order": null, "sleep_ms": sleep_ms, "end": "ok",
+            "poison": false
         });
         let operation = OPERATIONS[0];
         let intent = Intent { principal: 0, key: format!("hot-{n}"), operation, request };

@@ -10,7 +10,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use onced::threads::{Stop, stops_within};
 
-use crate::history::{Micros, now};
+use crate::clock::now;
+use crate::history::{Away, Micros};
 use crate::plan::{Fault, Mood, Planned};
 use crate::proxy::Mode;
 use crate::world::World;
@@ -62,10 +63,11 @@ fn bring_one(world: &World, fault: &Fault, stop: &Stop) -> anyhow::Result<()> {
             world.daemons[*number].signal(Signal::SIGSTOP)?;
             wait(time);
             world.daemons[*number].signal(Signal::SIGCONT)?;
-            world.was_away(*number, from, true);
+            world.was_away(*number, from, Away::Frozen);
             Ok(())
         }
         Fault::KillBackend => kill_backend(world),
+        Fault::FreezeBackend(time) => freeze_backend(world, || wait(time)),
         Fault::TerminateBackends { all } => terminate(world, *all),
         Fault::CrashPostgres(time) => end_postgres(world, Signal::SIGQUIT, || wait(time)),
         Fault::KillPostgres(time) => end_postgres(world, Signal::SIGKILL, || wait(time)),
@@ -122,7 +124,7 @@ fn kill_daemon(world: &World, number: usize, wait: impl FnOnce()) -> anyhow::Res
     wait();
     daemon.spawn()?;
     let came_up = daemon.comes_to("/healthz");
-    world.was_away(number, from, false);
+    world.was_away(number, from, Away::Killed);
     anyhow::ensure!(came_up, "it is not alive after a restart:\n{}", daemon.log_tail());
     Ok(())
 }
@@ -133,7 +135,7 @@ fn stop_daemon(world: &World, number: usize) -> anyhow::Result<()> {
     let stopped = daemon.stop();
     daemon.spawn()?;
     let came_up = daemon.comes_to("/healthz");
-    world.was_away(number, from, false);
+    world.was_away(number, from, Away::Stopped);
     let status = stopped?;
     anyhow::ensure!(status.success(), "it stopped badly ({status}):\n{}", daemon.log_tail());
     anyhow::ensure!(came_up, "it is not alive after a restart:\n{}", daemon.log_tail());
@@ -151,6 +153,17 @@ fn kill_backend(world: &World) -> anyhow::Result<()> {
         kill(Pid::from_raw(row.get(0)), Signal::SIGKILL)?;
     }
     postgres.see_that_it_runs()
+}
+
+fn freeze_backend(world: &World, wait: impl FnOnce()) -> anyhow::Result<()> {
+    let postgres = world.postgres();
+    let row = postgres.session()?.query_opt(&format!("{BACKENDS} LIMIT 1"), &[])?;
+    let Some(row) = row else { return Ok(()) };
+    let pid = Pid::from_raw(row.get(0));
+    kill(pid, Signal::SIGSTOP)?;
+    wait();
+    // The server is ours for as long, so the process is still there.
+    Ok(kill(pid, Signal::SIGCONT)?)
 }
 
 fn terminate(world: &World, all: bool) -> anyhow::Result<()> {

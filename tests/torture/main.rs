@@ -13,6 +13,7 @@
 
 mod checker; // the promises, held against a history
 mod clients; // what callers send, and what they note
+mod clock; // the time of a run
 mod faults; // brings the faults that were planned
 mod history; // what is known of a run from outside
 mod plan; // seed to faults
@@ -40,9 +41,10 @@ use nix::sys::signal::Signal;
 
 use checker::{Finding, Terms};
 use clients::{Caller, Intent};
+use clock::now;
 use faults::Came;
-use history::{Call, Form, History, now};
-use plan::{LANES, Mood};
+use history::{Call, Form, History};
+use plan::{LANES, Limits, Mood};
 use proxy::Mode;
 use support::wait::pause;
 use world::{DAEMONS, PRINCIPALS, SECRET, WAIT, World, within};
@@ -97,8 +99,9 @@ fn main() -> ExitCode {
 fn run(minutes: f64, seed: u64) -> anyhow::Result<Option<bool>> {
     let signalled = onced::signals::stop_flag().context("cannot listen to signals")?;
     let length = Duration::from_secs_f64(minutes * 60.0);
-    println!("torture: seed {seed}, {minutes} minutes");
-    let world = World::start(minutes)?;
+    let limits = Limits::draw(seed);
+    println!("torture: seed {seed}, {minutes} minutes, {limits:?}");
+    let world = World::start(minutes, limits)?;
     let started = now();
     let came = Mutex::new(Vec::new());
     let mut calls = attack(&world, seed, length, &signalled, &came);
@@ -223,7 +226,7 @@ fn observe(world: &World, history: &mut History) -> anyhow::Result<()> {
         ),
         (
             "sessions are too many",
-            "SELECT greatest(count(*) - 16, 0) FROM pg_stat_activity WHERE usename = 'onced_torture'",
+            "SELECT greatest(count(*) - 18, 0) FROM pg_stat_activity WHERE usename = 'onced_torture'",
         ),
     ];
     for (what, sql) in quiet {
@@ -231,8 +234,9 @@ fn observe(world: &World, history: &mut History) -> anyhow::Result<()> {
             history.stuck.push(format!("{} {what}", count(sql)));
         }
     }
+    let dead = count("SELECT count(*) FROM outbox_events WHERE dead_at IS NOT NULL");
     for number in 0..DAEMONS {
-        check_rest(world, number, history);
+        check_rest(world, number, dead, history);
     }
     tables::read(&mut session, history)?;
     history.deliveries = world.sink.deliveries();
@@ -240,7 +244,7 @@ fn observe(world: &World, history: &mut History) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn check_rest(world: &World, number: usize, history: &mut History) {
+fn check_rest(world: &World, number: usize, dead: i64, history: &mut History) {
     let daemon = &world.daemons[number];
     let mut seen = None;
     let rests = within(Duration::from_secs(10), || {
@@ -250,8 +254,14 @@ fn check_rest(world: &World, number: usize, history: &mut History) {
     if !rests {
         history.stuck.push(format!("daemon {number} at rest has (threads, files) {seen:?}"));
     }
-    for metric in ["onced_jobs_waiting", "onced_parked_waiting", "onced_outbox_pending"] {
-        if !within(Duration::from_secs(10), || daemon.metric(metric) == Some(0.0)) {
+    let metrics = [
+        ("onced_jobs_waiting", 0),
+        ("onced_parked_waiting", 0),
+        ("onced_outbox_pending", 0),
+        ("onced_outbox_dead", dead),
+    ];
+    for (metric, value) in metrics {
+        if !within(Duration::from_secs(20), || daemon.metric(metric) == Some(value as f64)) {
             let value = daemon.metric(metric);
             history.stuck.push(format!("daemon {number} at rest: {metric} is {value:?}"));
         }

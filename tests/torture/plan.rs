@@ -17,6 +17,8 @@ pub enum Fault {
     FreezeDaemon(usize, Duration),
     /// kill -9 of one of the daemons' backends: PostgreSQL restarts itself.
     KillBackend,
+    /// SIGSTOP of one of the daemons' backends, with whatever it holds, and SIGCONT after the time.
+    FreezeBackend(Duration),
     /// `pg_terminate_backend` of one session of the daemons, or of all.
     TerminateBackends { all: bool },
     /// An immediate shutdown of PostgreSQL, and a restart after the time.
@@ -62,6 +64,29 @@ pub enum Mood {
     Busy,
     /// 302.
     Redirecting,
+}
+
+/// Limits of the daemons, which change from seed to seed: what shares a transaction, and what waits for what.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub writers: i64,
+    pub queue: i64,
+    pub batch: i64,
+    pub waiters: i64,
+}
+
+impl Limits {
+    /// Draws them. The daemons never hold more than 4 + 2 + 3 connections.
+    pub fn draw(seed: u64) -> Limits {
+        let mut rng = Rng::with_seed(seed);
+        let mut one_of = |choices: [i64; 3]| choices[rng.usize(0..3)];
+        Limits {
+            writers: one_of([1, 3, 4]),
+            queue: one_of([2, 64, 1024]),
+            batch: one_of([1, 8, 32]),
+            waiters: one_of([0, 4, 32]),
+        }
+    }
 }
 
 /// A fault and when it comes, after the start of the run.
@@ -118,6 +143,7 @@ fn draw_all(lane: Lane, rng: &mut Rng) -> Vec<Fault> {
         ],
         Lane::Postgres => vec![
             Fault::KillBackend,
+            Fault::FreezeBackend(time(500, 5000)),
             Fault::TerminateBackends { all: true },
             Fault::TerminateBackends { all: false },
             Fault::CrashPostgres(time(0, 3000)),
@@ -155,6 +181,7 @@ impl Fault {
             | Fault::CrashPostgres(time)
             | Fault::KillPostgres(time)
             | Fault::FillDisk(time)
+            | Fault::FreezeBackend(time)
             | Fault::LockTable(_, time)
             | Fault::ReadOnly(time)
             | Fault::CutDatabase(_, time)
@@ -184,6 +211,7 @@ impl Fault {
             | Fault::ReloadDaemon(_)
             | Fault::FreezeDaemon(..)
             | Fault::KillBackend
+            | Fault::FreezeBackend(_)
             | Fault::TerminateBackends { .. }
             | Fault::CrashPostgres(_)
             | Fault::KillPostgres(_)
