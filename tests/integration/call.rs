@@ -71,7 +71,12 @@ fn listener(answers: &[&str]) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
         for mut stream in listener.incoming().map_while(Result::ok) {
             let mut request = Vec::new();
             let mut chunk = [0; 4096];
-            while !String::from_utf8_lossy(&request).ends_with(ORDER) {
+            let is_whole = |request: &[u8]| {
+                let end: &[u8] =
+                    if request.starts_with(b"GET") { b"\r\n\r\n" } else { ORDER.as_bytes() };
+                request.ends_with(end)
+            };
+            while !is_whole(&request) {
                 match stream.read(&mut chunk) {
                     Ok(length) if length > 0 => request.extend_from_slice(&chunk[..length]),
                     _ => break,
@@ -267,6 +272,23 @@ fn lost_connections_and_answers_that_say_so_are_retried_with_one_key_and_one_bod
         assert!(request.to_lowercase().contains("idempotency-key: \"demo-001\"\r\n"), "{request}");
         assert!(request.ends_with(&format!("\r\n\r\n{ORDER}")), "{request}");
     }
+}
+
+#[test]
+fn a_gateways_answer_is_not_taken_for_a_refusal_of_the_operation() {
+    let gateway = "429 Too Many Requests\r\nContent-Type: application/json\r\nX-Request-Id: g-1";
+    let answers = [
+        answer(gateway, r#"{"message": "too many requests"}"#),
+        problem("404 Not Found", "not-found", false, ""),
+        created(),
+    ];
+    let (address, requests) = listener(&answers.each_ref().map(String::as_str));
+
+    let ended = Job::at(address).order("a/b c", &[]);
+
+    assert_eq!((ended.code(), ended.stdout.as_str()), (0, "{\"id\": 1}\n"), "{ended:#?}");
+    let requests = requests.lock().unwrap();
+    assert!(requests[1].starts_with("GET /v1/requests/a%2Fb%20c HTTP/1.1\r\n"), "{requests:#?}");
 }
 
 #[test]
