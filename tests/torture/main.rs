@@ -53,11 +53,16 @@ use world::{DAEMONS, PRINCIPALS, SECRET, WAIT, World, within};
 #[derive(Parser)]
 struct Arguments {
     /// How long the faults go on
-    #[arg(long)]
-    minutes: Option<f64>,
+    #[arg(long, value_name = "N", value_parser = minutes)]
+    minutes: f32,
     /// What the faults and the requests are drawn from; by default another one each time
-    #[arg(long)]
+    #[arg(long, value_name = "S")]
     seed: Option<u64>,
+}
+
+fn minutes(text: &str) -> Result<f32, String> {
+    let minutes = text.parse::<f32>().ok().filter(|minutes| (0.1..=600.0).contains(minutes));
+    minutes.ok_or_else(|| "a number from 0.1 to 600".to_owned())
 }
 
 const CALLERS: usize = 20;
@@ -74,20 +79,19 @@ const THREADS_AT_REST: usize = 64;
 const FILES_AT_REST: usize = 64;
 
 fn main() -> ExitCode {
-    // Whoever runs all tests asks for a list; there is none here, and without a length nothing to do.
-    if std::env::args().any(|argument| argument == "--list") {
+    // Whoever runs all tests asks this one for a list, or passes it a filter. There is nothing to do then.
+    if !std::env::args().any(|argument| argument.starts_with("--minutes") || argument == "--help") {
         return ExitCode::SUCCESS;
     }
     let arguments = Arguments::parse();
-    let Some(minutes) = arguments.minutes.filter(|minutes| (0.0..=600.0).contains(minutes)) else {
-        println!("the torture run: scripts/torture --minutes N (at most 600) [--seed S]");
-        return ExitCode::SUCCESS;
-    };
     let seed = arguments.seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
-    match run(minutes, seed) {
+    match run(f64::from(arguments.minutes), seed) {
         Ok(Some(true)) => ExitCode::SUCCESS,
         Ok(Some(false)) => ExitCode::FAILURE,
-        Ok(None) => ExitCode::from(130),
+        Ok(None) => {
+            println!("stopped by a signal; nothing was checked");
+            ExitCode::from(130)
+        }
         Err(error) => {
             println!("seed {seed}: the run could not go on: {error:#}\n0 passed, 1 failed");
             ExitCode::FAILURE
@@ -106,17 +110,22 @@ fn run(minutes: f64, seed: u64) -> anyhow::Result<Option<bool>> {
     let came = Mutex::new(Vec::new());
     let mut calls = attack(&world, seed, length, &signalled, &came);
     if signalled.load(Ordering::Relaxed) {
-        println!("stopped by a signal; nothing was checked");
         return Ok(None);
     }
     println!("the faults are over after {:.0} s; settling", (now() - started) as f64 / 1e6);
     restore(&world)?;
-    let (settled, left) = clients::settle(&world, unsettled(&calls, seed), seed, SETTLE_LIMIT);
+    let settling = Instant::now();
+    let (settled, left) = clients::settle(&world, unsettled(&calls, seed), seed, &|| {
+        signalled.load(Ordering::Relaxed) || settling.elapsed() > SETTLE_LIMIT
+    });
     calls.extend(settled);
     let mut history = History { calls, ..History::default() };
     let stuck = left.iter().map(|intent| format!("{}: still no answer: {intent:?}", intent.key));
     history.stuck.extend(stuck);
-    observe(&world, &mut history)?;
+    observe(&world, &mut history, &signalled)?;
+    if signalled.load(Ordering::Relaxed) {
+        return Ok(None);
+    }
     let faults = came.into_inner().unwrap();
     let answer_limit = i64::try_from((WAIT + SLACK).as_micros())?;
     let mut findings = checker::check(&history, Terms { answer_limit, secret: SECRET });
@@ -207,11 +216,13 @@ fn intent_of(call: &Call) -> Intent {
 }
 
 /// Waits until all is quiet, and reads everything.
-fn observe(world: &World, history: &mut History) -> anyhow::Result<()> {
+fn observe(world: &World, history: &mut History, signalled: &AtomicBool) -> anyhow::Result<()> {
     let mut session = world.postgres().session()?;
     let mut count = |sql: &str| session.query_one(sql, &[]).map_or(-1, |row| row.get::<_, i64>(0));
     within(DELIVERY_LIMIT, || {
-        count("SELECT count(*) FROM outbox_events WHERE sent_at IS NULL AND dead_at IS NULL") == 0
+        signalled.load(Ordering::Relaxed)
+            || count("SELECT count(*) FROM outbox_events WHERE sent_at IS NULL AND dead_at IS NULL")
+                == 0
     });
     let quiet = [
         (
