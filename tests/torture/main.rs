@@ -65,7 +65,7 @@ fn minutes(text: &str) -> Result<f32, String> {
     minutes.ok_or_else(|| "a number from 0.1 to 600".to_owned())
 }
 
-const CALLERS: usize = 20;
+const CALLERS: usize = 32;
 /// How long the callers may take at the end until every key has its answer.
 const SETTLE_LIMIT: Duration = Duration::from_secs(30);
 /// How long the relays may take at the end until every event is sent.
@@ -85,7 +85,7 @@ fn main() -> ExitCode {
     }
     let arguments = Arguments::parse();
     let seed = arguments.seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
-    match run(f64::from(arguments.minutes), seed) {
+    match run(arguments.minutes, seed) {
         Ok(Some(true)) => ExitCode::SUCCESS,
         Ok(Some(false)) => ExitCode::FAILURE,
         Ok(None) => {
@@ -100,9 +100,9 @@ fn main() -> ExitCode {
 }
 
 /// Whether everything held; `None` where a signal ended it.
-fn run(minutes: f64, seed: u64) -> anyhow::Result<Option<bool>> {
+fn run(minutes: f32, seed: u64) -> anyhow::Result<Option<bool>> {
     let signalled = onced::signals::stop_flag().context("cannot listen to signals")?;
-    let length = Duration::from_secs_f64(minutes * 60.0);
+    let length = Duration::from_secs_f32(minutes * 60.0);
     let limits = Limits::draw(seed);
     println!("torture: seed {seed}, {minutes} minutes, {limits:?}");
     let world = World::start(minutes, limits)?;
