@@ -66,6 +66,8 @@ fn minutes(text: &str) -> Result<f32, String> {
 }
 
 const CALLERS: usize = 32;
+/// How long a daemon may take until it serves again once nothing is wrong any more, on a busy machine.
+const READY_LIMIT: Duration = Duration::from_secs(10);
 /// How long the callers may take at the end until every key has its answer.
 const SETTLE_LIMIT: Duration = Duration::from_secs(30);
 /// How long the relays may take at the end until every event is sent.
@@ -131,8 +133,9 @@ fn run(minutes: f32, seed: u64) -> anyhow::Result<Option<bool>> {
     let mut findings = checker::check(&history, Terms { answer_limit, secret: SECRET });
     let troubles = world.troubles.lock().unwrap().clone();
     findings.extend(troubles.into_iter().map(|text| Finding { promise: "alive", key: None, text }));
-    report::Report { seed, started, history: &history, faults: &faults, findings: &findings }
-        .print();
+    let lost_replies = world.to_database.iter().map(proxy::Proxy::lost).sum();
+    let (history, faults, findings) = (&history, &faults, &findings);
+    report::Report { seed, started, history, faults, lost_replies, findings }.print();
     if !findings.is_empty() {
         keep_logs(&world, seed)?;
     }
@@ -181,8 +184,10 @@ fn restore(world: &World) -> anyhow::Result<()> {
     world.look_after_daemons()?;
     for (number, daemon) in world.daemons.iter().enumerate() {
         daemon.signal(Signal::SIGCONT)?;
-        if !daemon.comes_to("/readyz") {
-            world.trouble(format!("daemon {number} does not get ready:\n{}", daemon.log_tail()));
+        let began = Instant::now();
+        if !daemon.comes_to("/readyz") || began.elapsed() > READY_LIMIT {
+            let (took, log) = (began.elapsed(), daemon.log_tail());
+            world.trouble(format!("daemon {number} was not ready {took:?} after all:\n{log}"));
         }
     }
     Ok(())
