@@ -7,7 +7,7 @@ CREATE TABLE idempotency_records (
     key           text COLLATE "C" NOT NULL,
     operation     text NOT NULL,
     request_hash  text NOT NULL,                       -- recipe ':' hex digest
-    status        text NOT NULL CHECK (status IN ('succeeded', 'rejected')),
+    status        text NOT NULL,                       -- succeeded or rejected
     http_status   integer NOT NULL,
     response_json jsonb,
     is_problem    boolean NOT NULL DEFAULT false,      -- a raised refusal: application/problem+json

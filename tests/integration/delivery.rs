@@ -513,6 +513,22 @@ fn a_stop_settles_what_was_begun_and_gives_back_the_rest() {
 }
 
 #[test]
+fn a_stop_does_not_wait_for_ever_for_a_database_that_is_away() {
+    let outbox = Outbox::new();
+    outbox.insert(100, PLAIN);
+    let sink = Sink::start(|_, _| Reply::status(204).after(Duration::from_millis(20)));
+    let running = Running::start(outbox.store(), &relay(), &sink_at(&sink.url()));
+    sink.wait_for(10);
+    outbox.shut();
+    let begun = Instant::now();
+    running.stop();
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    outbox.open();
+    let sent = usize::try_from(outbox.sent()).unwrap();
+    assert!(sent <= sink.count(), "what is not recorded comes again after its lease");
+}
+
+#[test]
 fn what_was_sent_is_replayed_once_under_the_same_id() {
     let outbox = Outbox::new();
     outbox.insert(30, PLAIN);
