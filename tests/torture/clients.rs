@@ -356,16 +356,15 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// Sends every intent that has no final outcome until it has one, and some of the others again, by several callers, at
-/// most for so long. Gives all calls, and the intents that are left.
+/// Sends every intent that has no final outcome until it has one, and some of the others again, by several callers, until
+/// it is over. Gives all calls, and the intents that are left.
 pub fn settle(
     world: &World,
     open: Vec<Intent>,
     seed: u64,
-    limit: Duration,
+    is_over: &(impl Fn() -> bool + Sync),
 ) -> (Vec<Call>, Vec<Intent>) {
     const CALLERS: usize = 8;
-    let deadline = std::time::Instant::now() + limit;
     let queue = Mutex::new(open);
     let left = Mutex::new(Vec::new());
     let calls = thread::scope(|scope| {
@@ -379,7 +378,7 @@ pub fn settle(
                         let Some(intent) = queue.lock().unwrap().pop() else { break };
                         let mut daemon = caller.rng.usize(0..DAEMONS);
                         while !is_final(&caller.send(&intent, daemon)) {
-                            if std::time::Instant::now() >= deadline {
+                            if is_over() {
                                 left.lock().unwrap().push(intent);
                                 break;
                             }

@@ -9,6 +9,8 @@ use fastrand::Rng;
 pub enum Fault {
     /// kill -9 of a daemon, and a restart after the time.
     KillDaemon(usize, Duration),
+    /// kill -9 of everything at once, and a restart after the time.
+    KillEverything(Duration),
     /// SIGTERM to a daemon, and a restart.
     StopDaemon(usize),
     /// SIGHUP to a daemon.
@@ -27,6 +29,10 @@ pub enum Fault {
     KillPostgres(Duration),
     /// The disk of PostgreSQL is full.
     FillDisk(Duration),
+    /// `onced migrate` runs again.
+    Migrate,
+    /// Tables and indexes change under the daemons' plans.
+    AlterTables,
     /// Another session holds a table.
     LockTable(&'static str, Duration),
     /// The database takes no writes.
@@ -82,7 +88,7 @@ impl Limits {
         let mut one_of = |choices: [i64; 3]| choices[rng.usize(0..3)];
         Limits {
             writers: one_of([1, 3, 4]),
-            queue: one_of([2, 64, 1024]),
+            queue: one_of([8, 64, 1024]),
             batch: one_of([1, 8, 32]),
             waiters: one_of([0, 4, 32]),
         }
@@ -140,6 +146,8 @@ fn draw_all(lane: Lane, rng: &mut Rng) -> Vec<Fault> {
             Fault::StopDaemon(daemon()),
             Fault::ReloadDaemon(daemon()),
             Fault::FreezeDaemon(daemon(), time(500, 6000)),
+            Fault::FreezeDaemon(daemon(), time(3500, 6000)),
+            Fault::KillEverything(time(0, 1000)),
         ],
         Lane::Postgres => vec![
             Fault::KillBackend,
@@ -149,6 +157,8 @@ fn draw_all(lane: Lane, rng: &mut Rng) -> Vec<Fault> {
             Fault::CrashPostgres(time(0, 3000)),
             Fault::KillPostgres(time(0, 3000)),
             Fault::FillDisk(time(1000, 4000)),
+            Fault::Migrate,
+            Fault::AlterTables,
             Fault::LockTable("idempotency_records", time(500, 4000)),
             Fault::LockTable("outbox_events", time(500, 4000)),
             Fault::LockTable("effects", time(500, 4000)),
@@ -177,6 +187,7 @@ impl Fault {
     pub fn lasts(&self) -> Duration {
         match self {
             Fault::KillDaemon(_, time)
+            | Fault::KillEverything(time)
             | Fault::FreezeDaemon(_, time)
             | Fault::CrashPostgres(time)
             | Fault::KillPostgres(time)
@@ -193,6 +204,8 @@ impl Fault {
             | Fault::SpoilSink(_, time) => *time,
             Fault::StopDaemon(_)
             | Fault::ReloadDaemon(_)
+            | Fault::Migrate
+            | Fault::AlterTables
             | Fault::KillBackend
             | Fault::TerminateBackends { .. }
             | Fault::LoseReplies(..) => Duration::ZERO,
@@ -207,6 +220,9 @@ impl Fault {
             Fault::SpoilSink(mood, _) => format!("{name} {mood:?}"),
             Fault::LockTable(table, _) => format!("{name} {table}"),
             Fault::KillDaemon(..)
+            | Fault::KillEverything(_)
+            | Fault::Migrate
+            | Fault::AlterTables
             | Fault::StopDaemon(_)
             | Fault::ReloadDaemon(_)
             | Fault::FreezeDaemon(..)

@@ -88,7 +88,7 @@ struct SinkState {
 
 impl World {
     /// Starts everything for a run of so many minutes.
-    pub fn start(minutes: f64, limits: Limits) -> anyhow::Result<World> {
+    pub fn start(minutes: f32, limits: Limits) -> anyhow::Result<World> {
         // Short, since the path of a socket has at most 107 bytes.
         let folder = tempfile::Builder::new().prefix("onced-torture-").tempdir_in("/tmp")?;
         let postgres = Postgres::start(&folder.path().join("pg"), minutes)?;
@@ -98,7 +98,7 @@ impl World {
         let socket = postgres.socket();
         let to_database = (0..DAEMONS).map(|_| Proxy::to(Server::Socket(socket.clone())));
         let to_database = to_database.collect::<std::io::Result<Vec<_>>>()?;
-        migrate(&postgres.dsn())?;
+        postgres.migrate()?;
         let daemons = to_database.iter().enumerate().map(|(number, proxy)| {
             let setup = limits.put_into(configure(proxy.address(), to_sink.address()));
             Daemon::new(number, setup, folder.path())
@@ -162,7 +162,8 @@ fn configuration(dsn: &str) -> Setup {
     let mut setup = Setup::at(dsn)
         .set("operations.transfers.sql", file("transfers.sql"))
         .set("operations.transfers.setup", file("transfers.setup.sql"))
-        .set("operations.refunds.sql", file("refunds.sql"));
+        .set("operations.refunds.sql", file("refunds.sql"))
+        .set("operations.refunds.timeout", "2s");
     for (name, token) in PRINCIPALS {
         setup = setup.principal(name, token);
     }
@@ -197,12 +198,6 @@ impl Limits {
             .set("writers.queue", self.queue)
             .set("writers.batch", self.batch)
     }
-}
-
-fn migrate(dsn: &str) -> anyhow::Result<()> {
-    let ended = configuration(dsn).run(&["migrate"]);
-    ensure!(ended.status.success(), "onced migrate failed: {ended:#?}");
-    Ok(())
 }
 
 impl Daemon {
@@ -327,7 +322,7 @@ impl Drop for Daemon {
 }
 
 impl Postgres {
-    fn start(place: &Path, minutes: f64) -> anyhow::Result<Postgres> {
+    fn start(place: &Path, minutes: f32) -> anyhow::Result<Postgres> {
         fs::create_dir(place)?;
         let disk = Disk::mount(place, minutes);
         let mut postgres = Postgres { cluster: None, place: place.to_owned(), _disk: disk };
@@ -366,6 +361,13 @@ impl Postgres {
 
     fn dsn(&self) -> String {
         format!("host={} user={ROLE} dbname={ROLE}", self.place.join("run").display())
+    }
+
+    /// Runs `onced migrate`, with the operations' setup.
+    pub fn migrate(&self) -> anyhow::Result<()> {
+        let ended = configuration(&self.dsn()).run(&["migrate"]);
+        ensure!(ended.status.success(), "onced migrate failed: {ended:#?}");
+        Ok(())
     }
 
     /// A session of the superuser in the daemons' database.
@@ -418,7 +420,7 @@ impl Postgres {
 
 impl Disk {
     /// `None` where we may not mount.
-    fn mount(place: &Path, minutes: f64) -> Option<Disk> {
+    fn mount(place: &Path, minutes: f32) -> Option<Disk> {
         if !geteuid().is_root() {
             return None;
         }
