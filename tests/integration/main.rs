@@ -22,6 +22,7 @@ mod crash; // kill -9, a database that goes away, sessions that are ended
 mod database; // connections: settings, bounds, recovery
 mod delivery; // every event arrives, and what fails is not lost from sight
 mod dev; // the private cluster, and everything that `onced dev` starts
+mod failover; // a server that is restarted, demoted or succeeded by another
 #[cfg(feature = "fail-points")]
 mod faults; // the process dies at a named place on an event's way
 mod foreign_verifier; // signatures, checked by code that is not ours
@@ -39,6 +40,7 @@ mod one_answer; // P2: the same bytes at every call
 mod one_effect; // P1: whoever else is working on the key
 mod outbox_commands; // what an operator does about events and records
 mod refusals; // what is stored as a refusal, and what leaves the key unused
+mod replays; // the cache of replays
 mod retention; // what is old goes, and nothing else
 mod schema; // migrations, setup, operations that fit or not, records
 mod security; // who may call, and what is told to whom
