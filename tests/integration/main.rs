@@ -10,6 +10,7 @@ mod outbox; // what the tests of the relays share
 mod support;
 mod testbed; // what the tests of the store share
 
+mod abuse; // harm that is meant: memory, threads and service stay as they were
 mod acceptance; // the acceptance of the contract, A1 to A7
 mod batches; // requests that share a transaction do not notice each other
 mod call; // the caller's half of the command line
@@ -31,6 +32,8 @@ mod limits; // sizes, counts, and readers that do not read
 mod lookup; // what is stored of a key
 mod one_answer; // P2: the same bytes at every call
 mod one_effect; // P1: whoever else is working on the key
+mod principals; // tokens, scopes, who may call what
+mod proxies; // behind nginx and HAProxy
 mod refusals; // what is stored as a refusal, and what leaves the key unused
 mod retention; // what is old goes, and nothing else
 mod schema; // migrations, setup, operations that fit or not, records
