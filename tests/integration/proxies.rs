@@ -20,7 +20,7 @@ const JSON: &str = "Content-Type: application/json";
 
 /// A proxy that runs, and where.
 struct Proxy {
-    _process: Process,
+    process: Option<Process>,
     folder: TempDir,
     plain: SocketAddr,
     tls: SocketAddr,
@@ -70,7 +70,14 @@ fn run(mut command: Command, folder: TempDir, [plain, tls]: [SocketAddr; 2]) -> 
         Ok(_) => Ok(()),
         Err(e) => Err(format!("{e}\n{}", log_of(folder.path()))),
     });
-    Proxy { _process: process, folder, plain, tls }
+    Proxy { process: Some(process), folder, plain, tls }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        // Not killed: nginx's workers would stay.
+        self.process.take().map(Process::stop);
+    }
 }
 
 fn log_of(folder: &Path) -> String {
