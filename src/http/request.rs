@@ -136,6 +136,7 @@ impl Api {
     fn outcome(&self, call: Call, id: &Arc<str>, client: &Client) -> Outcome {
         let (pending, waiting) = pending::pair();
         let deadline = Instant::now() + self.needs.wait;
+        let (scope, key) = (call.scope.clone(), call.key.clone());
         self.needs.desk.submit(Job { call, pending, deadline, request_id: Arc::clone(id) });
         let end = deadline + MARGIN;
         loop {
@@ -145,10 +146,14 @@ impl Api {
             }
             // Nobody reads the answer to a client that is gone; to let go frees its place beside the key.
             if now >= end || client.is_gone() {
-                return match waiting.give_up() {
-                    Err(outcome) => outcome,
-                    Ok(Progress::Begun | Progress::Parked) => Outcome::InProgress,
-                    Ok(Progress::Queued) => Outcome::Unavailable(Reason::Deadline),
+                let progress = match waiting.give_up() {
+                    Err(outcome) => return outcome,
+                    Ok(progress) => progress,
+                };
+                self.needs.desk.let_go(scope, key);
+                return match progress {
+                    Progress::Begun | Progress::Parked => Outcome::InProgress,
+                    Progress::Queued => Outcome::Unavailable(Reason::Deadline),
                 };
             }
         }

@@ -69,9 +69,6 @@ impl Parked {
             Entry::Occupied(mut entry) => {
                 let waiting = entry.get_mut();
                 if waiting.len() >= self.waiters_per_key {
-                    METRICS.parked.sub(count(drop_abandoned(waiting)));
-                }
-                if waiting.len() >= self.waiters_per_key {
                     return Some((job, Outcome::InProgress));
                 }
                 job.pending.park();
@@ -136,6 +133,14 @@ impl Parked {
         }
         job.pending.answer(outcome);
         next
+    }
+
+    /// Drops those beside this key whose callers have gone away: their bodies would stay in memory for as long as the
+    /// first one runs, and others take their places.
+    pub(super) fn let_go(&self, key: &Key) {
+        if let Some(waiting) = self.lock().keys.get_mut(key) {
+            METRICS.parked.sub(count(drop_abandoned(waiting)));
+        }
     }
 
     /// No more jobs are taken; the writers end when the queue is empty.
@@ -265,6 +270,7 @@ mod tests {
         parked.join(late);
         assert_eq!(heard(&late_waits), Some(Outcome::InProgress));
         drop(gone_waits);
+        parked.let_go(&(Scope::default(), IdempotencyKey::from_text("k").unwrap()));
         parked.join(last);
         assert_eq!(heard(&last_waits), None);
     }

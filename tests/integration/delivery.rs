@@ -167,21 +167,6 @@ fn a_retried_event_has_all_its_attempts_before_it_again() {
 }
 
 #[test]
-fn an_event_that_is_too_old_is_dead_by_its_next_failure() {
-    let outbox = Outbox::new();
-    outbox.insert(1, BAD);
-    outbox.execute("UPDATE outbox_events SET created_at = now() - interval '2 hours'");
-    let sink = picky();
-    let running = Running::start(outbox.store(), &relay(), &sink_at(&sink.url()));
-    until("it is dead", || {
-        outbox.value::<i64>("SELECT count(*) FROM outbox_events WHERE dead_at IS NOT NULL", &[])
-            == 1
-    });
-    running.stop();
-    assert_eq!(sink.count(), 1);
-}
-
-#[test]
 fn events_that_always_fail_do_not_hold_up_those_behind_them() {
     let outbox = Outbox::new();
     let small = onced::config::Relay { batch: std::num::NonZeroUsize::new(10).unwrap(), ..relay() };

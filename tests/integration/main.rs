@@ -10,6 +10,7 @@ mod outbox; // what the tests of the relays share
 mod support;
 mod testbed; // what the tests of the store share
 
+mod abuse; // harm that is meant: memory, threads and service stay as they were
 mod acceptance; // the acceptance of the contract, A1 to A7
 mod batches; // requests that share a transaction do not notice each other
 mod call; // the caller's half of the command line
@@ -39,6 +40,8 @@ mod manual; // what the documents show is what happens
 mod one_answer; // P2: the same bytes at every call
 mod one_effect; // P1: whoever else is working on the key
 mod outbox_commands; // what an operator does about events and records
+mod principals; // tokens, scopes, who may call what
+mod proxies; // behind nginx and HAProxy
 mod refusals; // what is stored as a refusal, and what leaves the key unused
 mod replays; // the cache of replays
 mod retention; // what is old goes, and nothing else
