@@ -201,9 +201,16 @@ impl Daemon {
         match read {
             Err(problems) => observe::reload_refused(&problems),
             Ok(new) => {
-                self.principals.replace(new.principals.clone());
+                let mut needs_restart = self.config.needs_restart(&new);
+                // Whether anybody may call was judged by where the new file listens. This process listens where the old
+                // one said, so what is closed does not open here.
+                if new.principals.is_empty() && self.principals.are_configured() {
+                    needs_restart.push("principals".to_owned());
+                } else {
+                    self.principals.replace(new.principals.clone());
+                }
                 self.relays.reload(new.sink.as_ref().map_or_else(Vec::new, |s| s.secrets.clone()));
-                observe::reloaded(&self.config.needs_restart(&new));
+                observe::reloaded(&needs_restart);
             }
         }
     }

@@ -36,8 +36,9 @@ pub struct Body(String);
 /// The canonical form of a body.
 ///
 /// Long runs of zeros of a number such as `1e399` are kept as a mark and a count, so that it never takes much more
-/// room than the body itself, whose length is bounded.
-#[derive(Clone, PartialEq, Eq)]
+/// room than the body itself, whose length is bounded. Two forms are compared by their text: zeros that were spelled out
+/// and zeros that an exponent stood for are kept differently.
+#[derive(Clone)]
 pub struct Canonical {
     packed: Vec<u8>,
 }

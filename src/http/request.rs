@@ -14,7 +14,7 @@ use crate::call::{self, Call, IdempotencyKey, Scope};
 use crate::observe;
 use crate::operations::Operation;
 use crate::outcome::{Outcome, Reason};
-use crate::pending;
+use crate::pending::{self, Progress};
 use crate::reader::Reader;
 use crate::writer::{Desk, Job};
 
@@ -136,6 +136,7 @@ impl Api {
     fn outcome(&self, call: Call, id: &Arc<str>, client: &Client) -> Outcome {
         let (pending, waiting) = pending::pair();
         let deadline = Instant::now() + self.needs.wait;
+        let (scope, key) = (call.scope.clone(), call.key.clone());
         self.needs.desk.submit(Job { call, pending, deadline, request_id: Arc::clone(id) });
         let end = deadline + MARGIN;
         loop {
@@ -145,7 +146,15 @@ impl Api {
             }
             // Nobody reads the answer to a client that is gone; to let go frees its place beside the key.
             if now >= end || client.is_gone() {
-                return Outcome::InProgress;
+                let progress = match waiting.give_up() {
+                    Err(outcome) => return outcome,
+                    Ok(progress) => progress,
+                };
+                self.needs.desk.let_go(scope, key);
+                return match progress {
+                    Progress::Begun | Progress::Parked => Outcome::InProgress,
+                    Progress::Queued => Outcome::Unavailable(Reason::Deadline),
+                };
             }
         }
     }

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, bounded};
 use fail::fail_point;
 
-use crate::call::Call;
 use crate::call::fingerprint::Comparison;
+use crate::call::{Call, IdempotencyKey, Scope};
 use crate::config;
 use crate::observe::{self, METRICS};
 use crate::operations::Operation;
@@ -63,6 +63,11 @@ impl Desk {
     /// Hands a job over. Whatever becomes of it, its [`Pending`] is answered, here and now where there is no room.
     pub fn submit(&self, job: Job) {
         self.parked.join(job);
+    }
+
+    /// A caller waits no more for the outcome of this key. To be called once its end of [`Pending`] is dropped.
+    pub fn let_go(&self, scope: Scope, key: IdempotencyKey) {
+        self.parked.let_go(&(scope, key));
     }
 }
 
@@ -213,7 +218,7 @@ impl Writer {
     fn still_wanted(&mut self, batch: Vec<Job>) -> Vec<Job> {
         let now = Instant::now();
         let (wanted, late): (Vec<_>, Vec<_>) =
-            batch.into_iter().partition(|job| job.deadline > now && !job.pending.is_abandoned());
+            batch.into_iter().partition(|job| job.deadline > now && job.pending.begin());
         for job in late {
             self.settle(job, Outcome::Unavailable(Reason::Deadline), None);
         }

@@ -1,7 +1,7 @@
 //! The keys that are being worked on in this process, and the duplicates that wait beside them.
 //!
-//! This is the one mutex of the program: http threads put jobs in, writer threads take outcomes out, and for one key
-//! both must agree on who runs.
+//! The table is behind a mutex, the only one on a request's way besides its own answer's: http threads put jobs in,
+//! writer threads take outcomes out, and for one key both must agree on who runs.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -69,11 +69,9 @@ impl Parked {
             Entry::Occupied(mut entry) => {
                 let waiting = entry.get_mut();
                 if waiting.len() >= self.waiters_per_key {
-                    METRICS.parked.sub(count(drop_abandoned(waiting)));
-                }
-                if waiting.len() >= self.waiters_per_key {
                     return Some((job, Outcome::InProgress));
                 }
+                job.pending.park();
                 waiting.push(job);
                 METRICS.parked.inc();
             }
@@ -135,6 +133,14 @@ impl Parked {
         }
         job.pending.answer(outcome);
         next
+    }
+
+    /// Drops those beside this key whose callers have gone away: their bodies would stay in memory for as long as the
+    /// first one runs, and others take their places.
+    pub(super) fn let_go(&self, key: &Key) {
+        if let Some(waiting) = self.lock().keys.get_mut(key) {
+            METRICS.parked.sub(count(drop_abandoned(waiting)));
+        }
     }
 
     /// No more jobs are taken; the writers end when the queue is empty.
@@ -264,6 +270,7 @@ mod tests {
         parked.join(late);
         assert_eq!(heard(&late_waits), Some(Outcome::InProgress));
         drop(gone_waits);
+        parked.let_go(&(Scope::default(), IdempotencyKey::from_text("k").unwrap()));
         parked.join(last);
         assert_eq!(heard(&last_waits), None);
     }

@@ -166,6 +166,14 @@ impl Setup {
         self.add_principal(principal)
     }
 
+    /// Adds a principal with several tokens.
+    pub fn principal_with(self, name: &str, tokens: &[&str]) -> Setup {
+        let mut principal = principal(name, "");
+        let hashes: Vec<_> = tokens.iter().map(|token| hash(token)).collect();
+        principal.insert("token_sha256".to_owned(), hashes.into());
+        self.add_principal(principal)
+    }
+
     /// Takes all principals away.
     pub fn without_principals(mut self) -> Setup {
         self.config.remove("principals");
@@ -428,11 +436,14 @@ fn run(mut command: Command) -> Ended {
 }
 
 fn principal(name: &str, token: &str) -> Table {
-    let hash: String = Sha256::digest(token).iter().map(|byte| format!("{byte:02x}")).collect();
     let mut principal = Table::new();
     principal.insert("name".to_owned(), name.into());
-    principal.insert("token_sha256".to_owned(), vec![hash].into());
+    principal.insert("token_sha256".to_owned(), vec![hash(token)].into());
     principal
+}
+
+fn hash(token: &str) -> String {
+    Sha256::digest(token).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A body that `orders` takes.

@@ -8,8 +8,10 @@ pub mod proxy;
 pub mod server;
 pub mod sink;
 pub mod trips;
+pub mod vitals;
 pub mod wait;
 
 pub use client::{Answer, Client, Connection, fresh_key};
 pub use daemon::{Daemon, Setup};
 pub use postgres::{Counts, Database};
+pub use vitals::Vitals;
