@@ -39,13 +39,14 @@ mod lookup; // what is stored of a key
 mod manual; // what the documents show is what happens
 mod one_answer; // P2: the same bytes at every call
 mod one_effect; // P1: whoever else is working on the key
-mod poolers; // PgBouncer between the daemon and PostgreSQL
 mod outbox_commands; // what an operator does about events and records
+mod poolers; // PgBouncer between the daemon and PostgreSQL
 mod principals; // tokens, scopes, who may call what
 mod proxies; // behind nginx and HAProxy
 mod refusals; // what is stored as a refusal, and what leaves the key unused
 mod replays; // the cache of replays
 mod retention; // what is old goes, and nothing else
+mod rights; // what the daemon may do in the database
 mod schema; // migrations, setup, operations that fit or not, records
 mod security; // who may call, and what is told to whom
 mod starting; // good starts, and starts that must be refused
