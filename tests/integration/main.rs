@@ -17,12 +17,14 @@ mod call; // the caller's half of the command line
 mod canonical; // what a body may be, asked of PostgreSQL
 #[path = "../torture/checker.rs"]
 mod checker;
+mod clock; // clocks that are set, a daemon that is frozen
 mod commands; // the command line: tokens, the sink, configuration, verify
 mod counts; // what a write costs, in counts that no machine changes
 mod crash; // kill -9, a database that goes away, sessions that are ended
 mod database; // connections: settings, bounds, recovery
 mod delivery; // every event arrives, and what fails is not lost from sight
 mod dev; // the private cluster, and everything that `onced dev` starts
+mod disk; // a disk that is full
 mod failover; // a server that is restarted, demoted or succeeded by another
 #[cfg(feature = "fail-points")]
 mod faults; // the process dies at a named place on an event's way
