@@ -73,7 +73,7 @@ fn bring_one(world: &World, fault: &Fault, stop: &Stop) -> anyhow::Result<()> {
         Fault::CrashPostgres(time) => end_postgres(world, Signal::SIGQUIT, || wait(time)),
         Fault::KillPostgres(time) => end_postgres(world, Signal::SIGKILL, || wait(time)),
         Fault::FillDisk(time) => fill_disk(world, || wait(time)),
-        Fault::Migrate => world.postgres().migrate(),
+        Fault::Migrate => world.postgres().run(&["migrate"]),
         Fault::AlterTables => alter_tables(world),
         Fault::LockTable(table, time) => lock_table(world, table, || wait(time)),
         Fault::ReadOnly(time) => read_only(world, || wait(time)),
@@ -101,7 +101,8 @@ fn bring_one(world: &World, fault: &Fault, stop: &Stop) -> anyhow::Result<()> {
             world.sink.set(*mood);
             wait(time);
             world.sink.set(Mood::Well);
-            Ok(())
+            // What a person does about a 410, also about one that a daemon that was frozen has only now heard of.
+            world.postgres().run(&["relay", "resume"])
         }
     }
 }

@@ -222,6 +222,7 @@ fn intent_of(call: &Call) -> Intent {
 
 /// Waits until all is quiet, and reads everything.
 fn observe(world: &World, history: &mut History, signalled: &AtomicBool) -> anyhow::Result<()> {
+    world.postgres().run(&["relay", "resume"])?;
     let mut session = world.postgres().session()?;
     let mut count = |sql: &str| session.query_one(sql, &[]).map_or(-1, |row| row.get::<_, i64>(0));
     within(DELIVERY_LIMIT, || {

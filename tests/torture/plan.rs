@@ -70,6 +70,8 @@ pub enum Mood {
     Busy,
     /// 302.
     Redirecting,
+    /// 410, which pauses the sink for all daemons until a person resumes it.
+    Gone,
 }
 
 /// Limits of the daemons, which change from seed to seed: what shares a transaction, and what waits for what.
@@ -177,6 +179,7 @@ fn draw_all(lane: Lane, rng: &mut Rng) -> Vec<Fault> {
             Fault::SpoilSink(Mood::Late, time(1000, 4000)),
             Fault::SpoilSink(Mood::Failing, time(1000, 4000)),
             Fault::SpoilSink(Mood::Busy, time(1000, 4000)),
+            Fault::SpoilSink(Mood::Gone, time(500, 2000)),
             Fault::SpoilSink(Mood::Redirecting, time(500, 2000)),
         ],
     }

@@ -98,7 +98,7 @@ impl World {
         let socket = postgres.socket();
         let to_database = (0..DAEMONS).map(|_| Proxy::to(Server::Socket(socket.clone())));
         let to_database = to_database.collect::<std::io::Result<Vec<_>>>()?;
-        postgres.migrate()?;
+        postgres.run(&["migrate"])?;
         let daemons = to_database.iter().enumerate().map(|(number, proxy)| {
             let setup = limits.put_into(configure(proxy.address(), to_sink.address()));
             Daemon::new(number, setup, folder.path())
@@ -363,10 +363,10 @@ impl Postgres {
         format!("host={} user={ROLE} dbname={ROLE}", self.place.join("run").display())
     }
 
-    /// Runs `onced migrate`, with the operations' setup.
-    pub fn migrate(&self) -> anyhow::Result<()> {
-        let ended = configuration(&self.dsn()).run(&["migrate"]);
-        ensure!(ended.status.success(), "onced migrate failed: {ended:#?}");
+    /// Runs a command of the program on the database; it must end well.
+    pub fn run(&self, arguments: &[&str]) -> anyhow::Result<()> {
+        let ended = configuration(&self.dsn()).run(arguments);
+        ensure!(ended.status.success(), "onced {arguments:?} failed: {ended:#?}");
         Ok(())
     }
 
@@ -492,6 +492,7 @@ fn reply(mood: Mood, number: usize) -> Reply {
         Mood::Slow => after(Reply::status(204), SINK_TIMEOUT / 3),
         Mood::Late => after(Reply::status(200), SINK_TIMEOUT * 3 / 2),
         Mood::Failing => Reply::status(500),
+        Mood::Gone => Reply::status(410),
         Mood::Busy => Reply { header: Some(("Retry-After", "1".to_owned())), ..Reply::status(429) },
         Mood::Redirecting => {
             Reply { header: Some(("Location", "/".to_owned())), ..Reply::status(302) }
