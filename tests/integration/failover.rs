@@ -97,6 +97,40 @@ fn a_crash_of_the_database_under_load_costs_nothing_but_retries() {
 }
 
 #[test]
+fn a_password_that_is_changed_and_changed_back_costs_no_restart() {
+    let server = Server::start(&[]);
+    server.migrate();
+    let mut session = server.session("app");
+    let mut set = |password: &str| {
+        let sessions = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename";
+        let set = format!("ALTER ROLE {ROLE} PASSWORD '{password}'; {sessions} = '{ROLE}'");
+        session.batch_execute(&set).unwrap();
+    };
+    set("hunter2");
+    server.ask_for_passwords();
+    let daemon = setup(&format!("{} password=hunter2", server.url())).start();
+    let pid = daemon.pid();
+    let key = fresh_key();
+    let first = daemon.order(&key);
+    assert_eq!(first.status, 201);
+
+    set("hunter3");
+
+    until("the daemon is not let in", || {
+        let reason = reason(&daemon);
+        if reason.contains("password authentication failed") { Ok(()) } else { Err(reason) }
+    });
+    let refused = daemon.order(&fresh_key());
+    expect_come_again(&refused);
+    assert!(!refused.text().contains("password") && !daemon.log().contains("hunter"));
+    set("hunter2");
+    until_eq("readyz says yes", &200, || readyz(&daemon).status);
+    let again = daemon.order(&key);
+    assert_eq!((again.is_replay(), again.body), (true, first.body));
+    assert_eq!(daemon.pid(), pid);
+}
+
+#[test]
 fn a_primary_that_turns_read_only_is_left_for_the_standby_that_is_promoted() {
     let mut one = Server::start(&[]);
     one.migrate();

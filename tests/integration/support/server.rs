@@ -110,6 +110,15 @@ impl Server {
         }
     }
 
+    /// Asks the daemon's role for its password from now on.
+    pub fn ask_for_passwords(&self) {
+        let rules = format!(
+            "host all {ROLE} 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n"
+        );
+        fs::write(self.data().join("pg_hba.conf"), rules).unwrap();
+        self.reload();
+    }
+
     /// Reads the settings anew.
     pub fn reload(&self) {
         self.session("postgres").batch_execute("SELECT pg_reload_conf()").unwrap();
