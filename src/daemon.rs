@@ -43,6 +43,9 @@ pub enum StartError {
     /// The schema does not fit the program.
     #[error(transparent)]
     Schema(#[from] SchemaProblem),
+    /// The database, or a pooler in front of it, is not set up for us.
+    #[error("the database cannot be used: {0}")]
+    Unusable(Fault),
     /// Operations do not fit the database.
     #[error("{}", lines(.0))]
     Operations(Vec<OperationProblem>),
@@ -58,7 +61,7 @@ impl StartError {
     /// Whether trying again without a change is no use.
     pub fn is_configuration(&self) -> bool {
         match self {
-            StartError::Open(_) | StartError::Operations(_) => true,
+            StartError::Open(_) | StartError::Unusable(_) | StartError::Operations(_) => true,
             StartError::Schema(problem) => !matches!(problem, SchemaProblem::Fault(_)),
             StartError::Bind(_) | StartError::System(_) => false,
         }
@@ -254,18 +257,12 @@ fn schema_fault(problem: SchemaProblem) -> Fault {
 fn check_database(store: &Store, operations: &[Operation]) -> Result<(), StartError> {
     let mut client: Client = match store.client(FIRST_CONNECTION) {
         Ok(client) => client,
-        Err(fault) => {
-            observe::started_without_database(&fault);
-            return Ok(());
-        }
+        Err(fault) => return started_without(fault),
     };
     // Held beside the first, it shows a pooler that hands one session to two clients.
     let second = store.client(FIRST_CONNECTION).map_err(SchemaProblem::Fault);
     match second.and_then(|_| check_schema(&mut client)) {
-        Err(SchemaProblem::Fault(fault)) => {
-            observe::started_without_database(&fault);
-            return Ok(());
-        }
+        Err(SchemaProblem::Fault(fault)) => return started_without(fault),
         checked => checked?,
     }
     let problems = operations
@@ -276,6 +273,15 @@ fn check_database(store: &Store, operations: &[Operation]) -> Result<(), StartEr
         })
         .collect::<Vec<_>>();
     if problems.is_empty() { Ok(()) } else { Err(StartError::Operations(problems)) }
+}
+
+/// A database that is away is waited for; what no waiting helps with is told at once.
+fn started_without(fault: Fault) -> Result<(), StartError> {
+    if fault.kind == FaultKind::Unusable {
+        return Err(StartError::Unusable(fault));
+    }
+    observe::started_without_database(&fault);
+    Ok(())
 }
 
 fn writer_needs(

@@ -86,6 +86,9 @@ pub enum FaultKind {
     Unreachable,
     /// The server is there and has no room: connections, memory, disk.
     Overloaded,
+    /// The server, or what stands in front of it, is not set up for us: too old, or a pooler that takes the session away
+    /// or drops its settings. Only a person can help.
+    Unusable,
     /// The server takes no writes (25006): a standby, or a primary that was demoted.
     ReadOnly,
     /// A deadlock or a serialization failure: running it again helps.
@@ -104,9 +107,10 @@ impl Fault {
     /// What the caller is told of it.
     pub fn reason(&self) -> Option<Reason> {
         match self.kind {
-            FaultKind::Unreachable | FaultKind::Overloaded | FaultKind::Stale => {
-                Some(Reason::Database)
-            }
+            FaultKind::Unreachable
+            | FaultKind::Overloaded
+            | FaultKind::Unusable
+            | FaultKind::Stale => Some(Reason::Database),
             FaultKind::ReadOnly => Some(Reason::ReadOnly),
             FaultKind::Conflict => Some(Reason::Conflict),
             FaultKind::LockTimeout => Some(Reason::LockTimeout),

@@ -38,6 +38,7 @@ pub fn classify_connect(error: &postgres::Error) -> Fault {
         FaultKind::Overloaded => FaultKind::Overloaded,
         // A host that is not the asked-for kind of server (`target_session_attrs`) is refused with this one.
         FaultKind::ReadOnly => FaultKind::ReadOnly,
+        FaultKind::Unusable => FaultKind::Unusable,
         FaultKind::Unreachable
         | FaultKind::Conflict
         | FaultKind::LockTimeout

@@ -172,7 +172,8 @@ pub enum SchemaProblem {
     /// The role lacks rights on tables.
     #[error(
         "role {role:?} lacks rights on {}: run GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA … TO \
-         {role:?}, and USAGE ON ALL SEQUENCES, as their owner",
+         {role:?}, GRANT USAGE ON ALL SEQUENCES IN SCHEMA … TO {role:?} and GRANT TEMPORARY ON DATABASE … TO \
+         {role:?}, as their owner",
         tables.join(", ")
     )]
     NoRights {

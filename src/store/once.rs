@@ -118,7 +118,9 @@ pub fn install(
     client: &mut postgres::Client,
     operations: &[Arc<Operation>],
 ) -> Result<Option<Statement>, Fault> {
-    let mut functions = String::new();
+    // What ends with the session need not be durable; nor must a synchronous standby that is away keep each attempt to
+    // connect waiting in the server, which would soon have no connection left.
+    let mut functions = "SET LOCAL synchronous_commit = off;\n".to_owned();
     let mut branches = String::new();
     for (number, operation) in operations.iter().enumerate() {
         let columns = match prepare::describe(client, operation) {

@@ -46,6 +46,11 @@ BEGIN
         FROM unnest(scopes, keys) WITH ORDINALITY AS a (scope, key, n)
         LEFT JOIN idempotency_records AS r ON r.scope = a.scope AND r.key = a.key
         WHERE a.n <> ALL (coalesce(claimed, '{}'));
+        -- A server that crashed while a commit waited for its synchronous standby shows the record before the standby
+        -- has it. Who is told of it must not lose it: this makes our own commit wait for all that came before.
+        IF current_setting('synchronous_standby_names') <> '' THEN
+            PERFORM pg_logical_emit_message(true, 'onced', 'replay');
+        END IF;
     END IF;
 
     RESET plan_cache_mode;

@@ -230,6 +230,7 @@ fn bound_silence(session: &mut postgres::Config) {
 fn connect_fault(error: &postgres::Error) -> Fault {
     let mut fault = fault::classify_connect(error);
     if fault.text.contains("unsupported startup parameter") {
+        fault.kind = FaultKind::Unusable;
         fault.text.push_str(
             "; a pooler in front of PostgreSQL refuses the session's settings: connect to PostgreSQL \
              directly, or let PgBouncer ignore them (ignore_startup_parameters = options) and pool by \
@@ -299,14 +300,15 @@ fn lost_text(lost: &[(&str, &str, &str)]) -> String {
         .collect();
     format!(
         "the session's settings did not arrive ({}): a pooler stands in front of PostgreSQL and drops them. \
-         Connect to PostgreSQL directly, or pool by session and set them for the role: {}",
+         Connect to PostgreSQL directly, or pool by session, set them for the role and let the pooler make its \
+         connections anew (PgBouncer: RECONNECT): {}",
         found.join(", "),
         remedy.join(" ")
     )
 }
 
 fn unusable(text: String) -> Fault {
-    Fault { kind: FaultKind::Unreachable, sqlstate: None, text }
+    Fault { kind: FaultKind::Unusable, sqlstate: None, text }
 }
 
 #[cfg(test)]

@@ -414,6 +414,7 @@ fn helps_again(fault: &Fault, again: usize) -> bool {
     match fault.kind {
         FaultKind::Unreachable | FaultKind::Conflict | FaultKind::Stale => again < AGAIN_MAX,
         FaultKind::Overloaded
+        | FaultKind::Unusable
         | FaultKind::ReadOnly
         | FaultKind::LockTimeout
         | FaultKind::StatementTimeout

@@ -118,13 +118,14 @@ fn what_postgresql_refuses_is_refused_before_it() {
         ("\"\\ud800\"", "22P02"),
         ("1e131072", "22003"),
         ("0e-20000", "22003"),
-        ("0e1073741823", "22003"),
         ("0e-99999999999999999999", "22003"),
         ("[1,]", "22P02"),
     ] {
         assert_eq!(cast(&mut client, body), Err(state.to_owned()), "{body}");
         assert_eq!(canonical(body), None, "{body}");
     }
+    // PostgreSQL 18 takes it for a zero, older ones do not.
+    assert_eq!(canonical("0e1073741823"), None);
     let deepest = format!("{}{}", "[".repeat(64), "]".repeat(64));
     assert_eq!(cast(&mut client, &deepest), Ok(canonical(&deepest).unwrap()));
 }

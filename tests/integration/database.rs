@@ -84,7 +84,7 @@ fn a_session_that_is_somebody_elses_already_is_refused() {
     let set = format!("ALTER ROLE \"{}\" SET onced.session = 'taken'", role.0);
     admin().batch_execute(&set).unwrap();
     let fault = open(&role.dsn(&database)).client(Duration::from_millis(500)).unwrap_err();
-    assert_eq!(fault.kind, FaultKind::Unreachable);
+    assert_eq!(fault.kind, FaultKind::Unusable);
     assert!(fault.text.contains("pool_mode = session"), "{fault}");
 }
 

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use crate::support::daemon::ORDER;
+use nix::sys::signal::Signal;
+
+use crate::support::daemon::{ORDER, send};
 use crate::support::load::{Load, expect_come_again};
 use crate::support::postgres::ROLE;
 use crate::support::server::{Server, Stop};
@@ -136,26 +138,68 @@ fn a_primary_that_turns_read_only_is_left_for_the_standby_that_is_promoted() {
     until_eq("no session is left at the old primary", &0, || count(&one, &sessions));
 }
 
-#[test]
-fn with_a_synchronous_standby_no_acknowledged_write_is_lost_when_the_primary_dies_under_load() {
+/// A primary whose commits wait for its standby.
+fn with_synchronous_standby() -> (Server, Server) {
     let mut one = Server::start(&[]);
     one.migrate();
     let other = one.standby("other");
     one.configure(&[("synchronous_standby_names", "other")]);
     one.reload();
-    let daemon = setup(&either(&one, &other)).start();
     let synchronous = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
     until_eq("the standby is synchronous", &1, || count(&one, synchronous));
+    (one, other)
+}
+
+/// The process of a standby that takes what the primary sends.
+fn receiver_of(standby: &Server) -> u32 {
+    let pid = "SELECT pid FROM pg_stat_wal_receiver";
+    let pid: i32 = standby.session("app").query_one(pid, &[]).unwrap().get(0);
+    u32::try_from(pid).unwrap()
+}
+
+#[test]
+fn a_write_that_the_synchronous_standby_lacks_is_not_acknowledged_by_a_replay_either() {
+    let (mut one, mut other) = with_synchronous_standby();
+    let daemon = setup(&either(&one, &other)).start();
+    let acknowledged = fresh_key();
+    assert_eq!(daemon.order(&acknowledged).status, 201);
+    other.stop(Stop::Immediate);
+    let key = fresh_key();
+    expect_come_again(&daemon.order(&key));
+    // The commit that waited is there for all to see after a crash, and the standby does not have it.
+    one.stop(Stop::Immediate);
+    one.run();
+    let is_there = format!("SELECT count(*) FROM idempotency_records WHERE key = '{key}'");
+    assert_eq!(count(&one, &is_there), 1);
+
+    until_eq("the daemon is there again", &200, || readyz(&daemon).status);
+    for _ in 0..3 {
+        expect_come_again(&daemon.order(&key));
+    }
+
+    one.stop(Stop::Immediate);
+    other.run();
+    other.promote();
+    let again = until("the standby takes over", || {
+        let answer = daemon.order(&key);
+        if answer.status == 201 { Ok(answer) } else { Err(format!("{answer:?}")) }
+    });
+    assert!(!again.is_replay(), "it was lost with the primary, and nobody had been told of it");
+    assert!(daemon.order(&acknowledged).is_replay());
+}
+
+#[test]
+fn with_a_synchronous_standby_no_acknowledged_write_is_lost_when_the_primary_dies_under_load() {
+    let (mut one, other) = with_synchronous_standby();
+    let daemon = setup(&either(&one, &other)).start();
     let answered = Load::while_doing(&daemon.client(), |load| {
         load.goes_on(100);
         // What is committed from now on does not reach the standby: nobody may be told of it.
-        let receiver = "SELECT pid FROM pg_stat_wal_receiver";
-        let receiver: i32 = other.session("app").query_one(receiver, &[]).unwrap().get(0);
-        let receiver = u32::try_from(receiver).unwrap();
-        crate::support::daemon::send(receiver, nix::sys::signal::Signal::SIGSTOP);
+        let receiver = receiver_of(&other);
+        send(receiver, Signal::SIGSTOP);
         load.is_refused(5);
         one.stop(Stop::Immediate);
-        crate::support::daemon::send(receiver, nix::sys::signal::Signal::SIGCONT);
+        send(receiver, Signal::SIGCONT);
         other.promote();
         let back = Instant::now();
         load.goes_on(1);

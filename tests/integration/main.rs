@@ -17,12 +17,14 @@ mod call; // the caller's half of the command line
 mod canonical; // what a body may be, asked of PostgreSQL
 #[path = "../torture/checker.rs"]
 mod checker;
+mod clock; // clocks that are set, a daemon that is frozen
 mod commands; // the command line: tokens, the sink, configuration, verify
 mod counts; // what a write costs, in counts that no machine changes
 mod crash; // kill -9, a database that goes away, sessions that are ended
 mod database; // connections: settings, bounds, recovery
 mod delivery; // every event arrives, and what fails is not lost from sight
 mod dev; // the private cluster, and everything that `onced dev` starts
+mod disk; // a disk that is full
 mod failover; // a server that is restarted, demoted or succeeded by another
 #[cfg(feature = "fail-points")]
 mod faults; // the process dies at a named place on an event's way
@@ -40,11 +42,13 @@ mod manual; // what the documents show is what happens
 mod one_answer; // P2: the same bytes at every call
 mod one_effect; // P1: whoever else is working on the key
 mod outbox_commands; // what an operator does about events and records
+mod poolers; // PgBouncer between the daemon and PostgreSQL
 mod principals; // tokens, scopes, who may call what
 mod proxies; // behind nginx and HAProxy
 mod refusals; // what is stored as a refusal, and what leaves the key unused
 mod replays; // the cache of replays
 mod retention; // what is old goes, and nothing else
+mod rights; // what the daemon may do in the database
 mod schema; // migrations, setup, operations that fit or not, records
 mod security; // who may call, and what is told to whom
 mod starting; // good starts, and starts that must be refused
