@@ -180,10 +180,10 @@ def wrk(url, mode, connections, seconds):
     return {**result, "rate": result["requests"] / result["seconds"]}
 
 
-def pgbench(cluster, database, seconds, clients=16, rate=None, times=False):
-    """A run of the ceiling function: `rate`, and if asked for `times`, the latencies in ms without the wait for a turn."""
+def pgbench(cluster, database, seconds, clients=16, rate=None, times=False, script="ceiling.pgbench"):
+    """A run of a call of the ceiling function: `rate`, and if asked for `times`, the latencies in ms without the wait for a turn."""
     command = [PG_BIN / "pgbench", "-n", "-M", "prepared", "-c", str(clients), "-j", str(min(2, clients)),
-               "-T", str(seconds), "-f", BENCHES / "ceiling.pgbench", "-D", f"n={time.time_ns() // 100_000}",
+               "-T", str(seconds), "-f", BENCHES / script, "-D", f"n={time.time_ns() // 100_000}",
                "-h", "127.0.0.1", "-p", str(cluster.port), "-U", "postgres"]
     if rate:
         command += ["--rate", str(round(rate))]

@@ -51,7 +51,7 @@ def fill(cluster, count):
         f"""INSERT INTO outbox_events (scope, idempotency_key, event_key, event_type, payload)
             SELECT '', k, k || ':1', 'order.created', jsonb_build_object(
                 'id', n, 'item', 'widget', 'quantity', 2, 'created_at', now(), 'idempotency_key', k)
-            FROM generate_series(1, {count}) AS n, CAST(gen_random_uuid() AS text) AS k""",
+            FROM (SELECT n, gen_random_uuid()::text AS k FROM generate_series(1, {count}) AS n) AS new""",
         "VACUUM ANALYZE outbox_events", "CHECKPOINT")
 
 
@@ -94,6 +94,7 @@ def main():
                 ceiling = bed.wrk(url, ["event"], threads, 3)["rate"]
                 rate = deliver(cluster, url, threads, arguments.events)
                 figures[threads].append(rate / ceiling)
+                print(f"   the load tool over {threads} connections: {ceiling:.0f}/s", file=sys.stderr)
         print(f"{arguments.events} events waiting; ratio to the load tool, aim >= 0.5\n")
         print("| relay threads | min | median | max |\n| --- | --- | --- | --- |")
         for threads, ratios in figures.items():

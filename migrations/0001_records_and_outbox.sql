@@ -7,12 +7,16 @@ CREATE TABLE idempotency_records (
     key           text COLLATE "C" NOT NULL,
     operation     text NOT NULL,
     request_hash  text NOT NULL,                       -- recipe ':' hex digest
-    status        text NOT NULL CHECK (status IN ('succeeded', 'rejected')),
+    status        text NOT NULL,                       -- succeeded or rejected
     http_status   integer NOT NULL,
     response_json jsonb,
     is_problem    boolean NOT NULL DEFAULT false,      -- a raised refusal: application/problem+json
     created_at    timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (scope, key)
+) WITH (
+    -- A record is completed in the transaction that claimed it. Where its page has room for the second version, the
+    -- index is not touched again: a tenth less WAL for each write, for a table that is larger.
+    fillfactor = 50
 );
 
 -- One row for each event that others must hear about.
@@ -35,7 +39,8 @@ CREATE TABLE outbox_events (
     order_key       text COLLATE "C",
     format          smallint NOT NULL DEFAULT 1,       -- of the body on the wire
     forgiven        integer NOT NULL DEFAULT 0,        -- attempts before the last retry or replay: they kill no more
-    retried_at      timestamptz                        -- when a person last retried or replayed it
+    retried_at      timestamptz,                       -- when a person last retried or replayed it
+    failing_since   timestamptz                        -- its first failed attempt since then
 ) WITH (
     -- An event is updated twice and then rests. Vacuum has to follow the updates, not a share of what rests.
     autovacuum_vacuum_scale_factor = 0.01,

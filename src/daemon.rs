@@ -128,7 +128,7 @@ impl Daemon {
         };
         let relays = Relays::start(&config.relay, config.sink.as_ref(), &wiring)?;
         let (reader, reading, reader_pulse) = Reader::start(store.clone(), &deaths)?;
-        let needs = writer_needs(&config, store, &operations, &readiness, ring);
+        let needs = writer_needs(&config, store, &operations, ring);
         let writers = Writers::start(&config.writers, &needs, &deaths)?;
         let api = Api::new(ApiNeeds {
             operations,
@@ -282,11 +282,10 @@ fn writer_needs(
     config: &Config,
     store: Store,
     operations: &[Arc<Operation>],
-    readiness: &Readiness,
     bell: Sender<()>,
 ) -> WriterNeeds {
     WriterNeeds {
-        database: database_facts(&store, readiness),
+        breaks: count_breaks(&store),
         store,
         operations: operations.to_vec(),
         terms: terms(config),
@@ -297,12 +296,9 @@ fn writer_needs(
     }
 }
 
-fn database_facts(store: &Store, readiness: &Readiness) -> writer::Database {
-    let (store, readiness) = (store.clone(), readiness.clone());
-    writer::Database {
-        is_heard: Arc::new(move || readiness.is_heard()),
-        breaks: Arc::new(move || store.breaks()),
-    }
+fn count_breaks(store: &Store) -> writer::Breaks {
+    let store = store.clone();
+    Arc::new(move || store.breaks())
 }
 
 fn terms(config: &Config) -> Terms {

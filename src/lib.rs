@@ -16,9 +16,10 @@ pub mod outcome; // what came of a call; pure
 pub mod pending; // the two ends of one answer
 
 pub mod http; // the callers' side: framing, routes, principals, answers
-pub mod reader;
-pub mod store;
-pub mod writer; // jobs in, outcomes out: batches, parked duplicates // every statement, and all that knows PostgreSQL // look-ups of stored outcomes
+pub mod reader; // look-ups of stored outcomes
+pub mod writer; // jobs in, outcomes out: batches, parked duplicates
+
+pub mod store; // every statement, and all that knows PostgreSQL
 
 pub mod pruner; // retention
 pub mod relay; // the outbox, from row to webhook

@@ -103,11 +103,6 @@ fn is_news(times: u32) -> bool {
     times.is_power_of_two()
 }
 
-/// There is no `[sink]`.
-pub fn no_sink() {
-    tracing::warn!("no [sink] is configured: events stay in the outbox");
-}
-
 /// The sink took an event.
 pub fn event_delivered(event_id: i64, event_key: &str) {
     METRICS.delivery_attempts.with_label_values(&["accepted"]).inc();

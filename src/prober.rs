@@ -13,8 +13,8 @@ use crate::store::outbox;
 use crate::store::records::{Health, probe};
 use crate::threads::{self, Deaths, Pulse, Stop, Thread};
 
-/// How often the database is asked: often enough to have been heard within any one second.
-const EVERY: Duration = Duration::from_millis(900);
+/// How often the database is asked.
+const EVERY: Duration = Duration::from_secs(1);
 
 /// How often the backlog of the outbox is measured.
 const BACKLOG_EVERY: Duration = Duration::from_secs(5);
@@ -60,12 +60,6 @@ impl Readiness {
             }
             Some((_, Ok(()))) => None,
         }
-    }
-
-    /// Whether the database was heard within the last second.
-    pub fn is_heard(&self) -> bool {
-        let state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        matches!(&state.heard, Some((at, Ok(()))) if at.elapsed() < Duration::from_secs(1))
     }
 
     /// The daemon takes no more requests.
@@ -131,10 +125,15 @@ fn ask_all(store: &Store, is_checked: &mut bool, measure_backlog: bool) -> Resul
     let lost = |fault: Fault| format!("the database does not answer: {fault}");
     let mut client = store.client(CONNECTION_WAIT).map_err(lost)?;
     client.answers_within(SILENCE);
-    match probe(&mut client).map_err(lost)? {
-        Health::Writable => {}
-        Health::Standby => return Err("the database is a standby and takes no writes".to_owned()),
-        Health::ReadOnly => return Err("the database is set to take no writes".to_owned()),
+    let refusal = match probe(&mut client).map_err(lost)? {
+        Health::Writable => None,
+        Health::Standby => Some("the database is a standby and takes no writes"),
+        Health::ReadOnly => Some("the database is set to take no writes"),
+    };
+    if let Some(refusal) = refusal {
+        // Another host may have taken over, and only a new connection finds it. Those that are open are in doubt now.
+        client.discard();
+        return Err(refusal.to_owned());
     }
     if !*is_checked {
         check_schema(&mut client).map_err(|problem: SchemaProblem| problem.to_string())?;

@@ -93,7 +93,12 @@ impl Client {
 
     /// Reads what is at a path.
     pub(super) fn get(&self, path: &str) -> anyhow::Result<Reply> {
-        self.run(self.request("GET", path), TIMEOUT, (), path)
+        self.get_within(TIMEOUT, path)
+    }
+
+    /// The same, with an end to it after `limit` at most.
+    pub(super) fn get_within(&self, limit: Duration, path: &str) -> anyhow::Result<Reply> {
+        self.run(self.request("GET", path), limit.min(TIMEOUT), (), path)
     }
 
     fn request(&self, method: &str, path: &str) -> ureq::http::request::Builder {

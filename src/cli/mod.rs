@@ -254,8 +254,31 @@ mod tests {
         assert_examples("onced", &mut Arguments::command());
     }
 
+    #[test]
+    fn every_command_stands_in_the_manual() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/cli.md");
+        let manual = std::fs::read_to_string(file).unwrap();
+        assert_in_manual(&manual, "onced", &Arguments::command());
+    }
+
+    fn assert_in_manual(manual: &str, above: &str, command: &clap::Command) {
+        for command in command.get_subcommands() {
+            let name = format!("{above} {}", command.get_name());
+            assert!(manual.contains(&name), "docs/cli.md does not tell of `{name}`");
+            for option in command.get_arguments().filter(|option| !option.is_hide_set()) {
+                let Some(long) = option.get_long() else { continue };
+                assert!(
+                    manual.contains(&format!("--{long}")),
+                    "{name}: --{long} is not in docs/cli.md"
+                );
+            }
+            assert_in_manual(manual, &name, command);
+        }
+    }
+
     fn assert_examples(above: &str, command: &mut clap::Command) {
-        for command in command.get_subcommands_mut() {
+        // `help` is clap's own.
+        for command in command.get_subcommands_mut().filter(|c| c.get_name() != "help") {
             let name = format!("{above} {}", command.get_name());
             let help = command.render_long_help().to_string();
             assert!(help.contains(&format!("  {name}")), "{name}:\n{help}");

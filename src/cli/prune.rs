@@ -33,13 +33,15 @@ pub(super) fn run(config: &Config, arguments: &Arguments) -> anyhow::Result<()> 
         }));
         return Ok(());
     }
-    let events = format!("sent {}, dead {}", age(retention.events), age(retention.dead));
+    let kept = |age: Option<Duration>| age.map_or_else(|| "for ever".to_owned(), days);
+    let events = format!("sent {}, dead {}", kept(retention.events), kept(retention.dead));
+    let tombstones = retention.tombstones.map_or_else(|| "off".to_owned(), days);
     let rows = [
-        ("idempotency_records", old.records, age(retention.records)),
+        ("idempotency_records", old.records, kept(retention.records)),
         ("outbox_events", old.events, events),
-        ("idempotency_tombstones", old.tombstones, age(retention.tombstones)),
+        ("idempotency_tombstones", old.tombstones, tombstones),
     ];
-    let head = ["TABLE", if arguments.dry_run { "WOULD GO" } else { "GONE" }, "KEPT FOR"];
+    let head = ["TABLE", if arguments.dry_run { "WOULD GO" } else { "GONE" }, "KEPT"];
     let rows = rows.map(|(table, rows, age)| [table.to_owned(), rows.to_string(), age]).to_vec();
     say(Table { head, rows });
     if arguments.dry_run {
@@ -48,6 +50,6 @@ pub(super) fn run(config: &Config, arguments: &Arguments) -> anyhow::Result<()> 
     Ok(())
 }
 
-fn age(age: Option<Duration>) -> String {
-    age.map_or_else(|| "-".to_owned(), |age| humantime::format_duration(age).to_string())
+fn days(age: Duration) -> String {
+    humantime::format_duration(age).to_string()
 }

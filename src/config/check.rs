@@ -186,7 +186,7 @@ fn writers(section: &mut Section<'_>) -> Writers {
 fn relay(section: &mut Section<'_>) -> Relay {
     Relay {
         threads: section.value("threads", "8", count(1, 256)),
-        batch: section.value("batch", "50", count(1, 1_000)),
+        batch: section.value("batch", "200", count(1, 1_000)),
         lease: section.value("lease", "30s", duration("1s", "1h")),
         poll: section.value("poll", "1s", duration("10ms", "10m")),
         connections: section.value("connections", "2", count(1, 64)),

@@ -179,7 +179,7 @@ pub struct Relay {
     pub on_dead: OnDead,
     /// Attempts before an event is dead.
     pub max_attempts: u32,
-    /// Age at which an event that cannot be delivered is dead.
+    /// How long an event's attempts may fail before it is dead.
     pub give_up_after: Duration,
     /// The shortest wait after a failed attempt.
     pub backoff_min: Duration,

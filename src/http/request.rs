@@ -14,7 +14,7 @@ use crate::call::{self, Call, IdempotencyKey, Scope};
 use crate::observe;
 use crate::operations::Operation;
 use crate::outcome::{Outcome, Reason};
-use crate::pending;
+use crate::pending::{self, Progress};
 use crate::reader::Reader;
 use crate::writer::{Desk, Job};
 
@@ -146,9 +146,15 @@ impl Api {
             }
             // Nobody reads the answer to a client that is gone; to let go frees its place beside the key.
             if now >= end || client.is_gone() {
-                drop(waiting);
+                let progress = match waiting.give_up() {
+                    Err(outcome) => return outcome,
+                    Ok(progress) => progress,
+                };
                 self.needs.desk.let_go(scope, key);
-                return Outcome::InProgress;
+                return match progress {
+                    Progress::Begun | Progress::Parked => Outcome::InProgress,
+                    Progress::Queued => Outcome::Unavailable(Reason::Deadline),
+                };
             }
         }
     }

@@ -24,7 +24,6 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::config::{self, Secret};
-use crate::observe;
 use crate::store::Store;
 use crate::store::events::Claim;
 use crate::threads::{self, Deaths, Pulse, Stop, Thread};
@@ -106,7 +105,6 @@ impl Relays {
             _bell: wiring.bell.clone(),
         };
         let Some(sink) = sink else {
-            observe::no_sink();
             return Ok(relays);
         };
         if config.lease <= sink.timeout {

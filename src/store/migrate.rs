@@ -57,6 +57,9 @@ pub(super) const MINIMUM_VERSION: &str =
 
 /// The tables and sequences on which the role lacks a right: `$1` are read and written, `$2` only read.
 pub(super) const MISSING_RIGHTS: &str = "\
+SELECT current_user::text AS role, 'TEMP on the database' AS relation
+WHERE NOT has_database_privilege(current_database(), 'TEMP')
+UNION ALL
 SELECT current_user::text AS role, relname::text AS relation
 FROM pg_class
 WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())
@@ -70,7 +73,7 @@ WHERE relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schem
       WHEN relname = ANY ($2) THEN has_table_privilege(oid, 'SELECT')
       ELSE true
   END
-ORDER BY relname";
+ORDER BY relation";
 
 /// Whether a setup script left its transaction open, as it should.
 pub(super) const SETUP_MARK: &str = "SELECT current_setting('onced.setup', true) AS mark";

@@ -36,6 +36,9 @@ pub(super) const RESET_TIMEOUT: &str = "RESET statement_timeout";
 /// An event is not of the form that events have, or a status, a response or the number of events is out of bounds.
 const ILL_FORMED: &str = "ONC02";
 
+/// The constraint that two events with the same `key` of one request break.
+const EVENT_KEYS: &str = "outbox_events_event_key_key";
+
 /// An operation left something behind that only the end of the session takes away.
 const SPOILED: &str = "spoiled";
 
@@ -245,7 +248,10 @@ pub fn write(
 /// Sets the session's `statement_timeout`, until [`reset_timeout`] or the end of a write's first operation.
 pub fn set_timeout(client: &mut Client, timeout: Duration) -> Result<(), Fault> {
     let millis = i64::try_from(timeout.as_millis()).unwrap_or(i64::MAX).to_string();
-    client.execute(SET_TIMEOUT, &[&millis]).map(drop).map_err(|error| fault::classify(&error))
+    client
+        .query_typed(SET_TIMEOUT, &[(&millis, Type::TEXT)])
+        .map(drop)
+        .map_err(|error| fault::classify(&error))
 }
 
 /// Takes the session back to the `statement_timeout` that it was made with.
@@ -261,6 +267,11 @@ fn not_installed() -> Fault {
 fn whole(fault: Fault) -> Whole {
     match (fault.kind, fault.sqlstate.as_deref()) {
         (FaultKind::LockTimeout, _) => Whole::Held,
+        (_, Some("23505")) if fault.text.contains(EVENT_KEYS) => Whole::Fault(Fault {
+            kind: FaultKind::Broken,
+            sqlstate: Some(ILL_FORMED.to_owned()),
+            text: "two events of one request have the same key".to_owned(),
+        }),
         (_, Some(ORDER_KEY_HELD)) => Whole::Fault(Fault { kind: FaultKind::LockTimeout, ..fault }),
         _ => Whole::Fault(fault),
     }

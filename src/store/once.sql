@@ -165,9 +165,10 @@ BEGIN
         FROM unnest(telling, told) WITH ORDINALITY AS t (call, events, n),
              jsonb_array_elements(t.events) WITH ORDINALITY AS e (event, n)
         WHERE e.event ? 'payload' AND e.event - '{type,payload,key,order}'::text[] = '{}'
-          AND jsonb_typeof(e.event -> 'type') = 'string' AND e.event ->> 'type' ~ '^[A-Za-z0-9_.]{1,200}$'
+          AND jsonb_typeof(e.event -> 'type') = 'string' AND length(e.event ->> 'type') BETWEEN 1 AND 200
+          AND e.event ->> 'type' !~ '[^A-Za-z0-9_.]'
           AND coalesce(jsonb_typeof(e.event -> 'key'), 'string') = 'string'
-          AND coalesce(e.event ->> 'key' ~ '^[A-Za-z][A-Za-z0-9_-]{0,99}$', true)
+          AND coalesce(length(e.event ->> 'key') <= 100 AND e.event ->> 'key' ~ '^[A-Za-z][A-Za-z0-9_-]*$', true)
           AND coalesce(jsonb_typeof(e.event -> 'order'), 'string') = 'string'
           AND coalesce(length(e.event ->> 'order') BETWEEN 1 AND 200, true)
         ORDER BY t.n, e.n;

@@ -178,7 +178,7 @@ const RETRY: &str = concat!(
     matches_filter!(),
     " ORDER BY id LIMIT $9 FOR UPDATE)
     UPDATE outbox_events e
-    SET dead_at = NULL, due_at = now(), forgiven = e.attempts, retried_at = now()
+    SET dead_at = NULL, due_at = now(), forgiven = e.attempts, retried_at = now(), failing_since = NULL
     FROM picked WHERE e.id = picked.id RETURNING e.id"
 );
 
@@ -201,7 +201,7 @@ const REPLAY: &str = concat!(
     " ORDER BY id LIMIT $9 FOR UPDATE)
     UPDATE outbox_events e
     SET sent_at = NULL, dead_at = NULL, discarded_at = NULL, discarded_by = NULL,
-        due_at = now(), forgiven = e.attempts, retried_at = now()
+        due_at = now(), forgiven = e.attempts, retried_at = now(), failing_since = NULL
     FROM picked WHERE e.id = picked.id RETURNING e.id"
 );
 

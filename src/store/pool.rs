@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use postgres::Statement;
+use postgres::{SimpleQueryMessage, Statement};
 use r2d2::{HandleError, ManageConnection, PooledConnection};
 
 use super::fault;
@@ -175,18 +175,29 @@ impl Client {
         self.pooled.discarded || self.pooled.client.is_closed()
     }
 
-    /// Whether it works. It is asked only where another one broke after it was last known to work: a server that was
-    /// restarted broke them all, and they notice only when used.
+    /// Whether it works and takes writes. It is asked only where another one broke after it was last known to: a server
+    /// that was restarted broke them all, and they notice only when used; and one that was demoted keeps them all, while
+    /// a new connection would lead to its successor.
     fn is_sound(&mut self, trouble: &Trouble, left: Duration) -> bool {
         let breaks = trouble.breaks.load(Ordering::SeqCst);
         if self.pooled.sound_at == breaks {
             return true;
         }
-        let sound = self.pooled.client.is_valid(left.clamp(SHORTEST_PING, PING)).is_ok();
+        let client = &mut self.pooled.client;
+        let sound =
+            client.is_valid(left.clamp(SHORTEST_PING, PING)).is_ok() && takes_writes(client);
         self.pooled.sound_at = breaks;
         self.pooled.discarded = !sound;
         sound
     }
+}
+
+/// A standby says no here too.
+fn takes_writes(client: &mut postgres::Client) -> bool {
+    let shown = client.simple_query("SHOW transaction_read_only").unwrap_or_default();
+    shown
+        .iter()
+        .any(|message| matches!(message, SimpleQueryMessage::Row(row) if row.get(0) == Some("off")))
 }
 
 impl Deref for Client {

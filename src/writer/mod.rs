@@ -23,7 +23,7 @@ use crate::pending::Pending;
 use crate::store::once::{self, Reply, Request, Terms, Whole, Written};
 use crate::store::{Client, Store};
 use crate::threads::{self, Deaths, Pulse, Thread};
-pub use cache::Database;
+pub use cache::Breaks;
 use cache::{Cache, Heard};
 use pace::Paces;
 use parked::Parked;
@@ -96,8 +96,8 @@ pub struct Needs {
     pub wait: Duration,
     /// How long a record is kept at least.
     pub retention: Option<Duration>,
-    /// What the cache of replays must know.
-    pub database: Database,
+    /// What the cache of replays goes by.
+    pub breaks: Breaks,
     /// Rung after a commit that may have written events.
     pub bell: Sender<()>,
 }
@@ -106,7 +106,7 @@ impl Writers {
     /// Starts the threads.
     pub fn start(config: &config::Writers, needs: &Needs, deaths: &Deaths) -> io::Result<Writers> {
         let (jobs, inbox) = bounded(config.queue.get());
-        let cache = Cache::new(config.replay_cache, needs.retention, needs.database.clone());
+        let cache = Cache::new(config.replay_cache, needs.retention, Arc::clone(&needs.breaks));
         let parked = Arc::new(Parked::new(jobs, needs.waiters_per_key, cache));
         let paces = Arc::new(Paces::new(&needs.operations));
         let slowest = needs.operations.iter().filter_map(|operation| operation.timeout).max();
@@ -128,7 +128,7 @@ impl Writers {
                 inbox: inbox.clone(),
                 next: Vec::new(),
                 client: None,
-                breaks: 0,
+                breaks: Arc::clone(&needs.breaks),
             };
             writers.threads.push(threads::spawn(name, deaths, move || writer.run())?);
             writers.pulses.push(pulse);
@@ -168,8 +168,7 @@ struct Writer {
     /// Jobs that are this writer's already and come before those in the queue, last in first out.
     next: Vec<Job>,
     client: Option<Client>,
-    /// How many connections had broken before the last attempt.
-    breaks: u64,
+    breaks: Breaks,
 }
 
 impl Writer {
@@ -225,20 +224,20 @@ impl Writer {
     fn still_wanted(&mut self, batch: Vec<Job>) -> Vec<Job> {
         let now = Instant::now();
         let (wanted, late): (Vec<_>, Vec<_>) =
-            batch.into_iter().partition(|job| job.deadline > now && !job.pending.is_abandoned());
+            batch.into_iter().partition(|job| job.deadline > now && job.pending.begin());
         for job in late {
-            self.settle(job, Outcome::Unavailable(Reason::Deadline), Duration::ZERO);
+            self.settle(job, Outcome::Unavailable(Reason::Deadline), None);
         }
         wanted
     }
 
     fn write_batch(&mut self, batch: Vec<Job>) {
         match self.attempt(&batch) {
-            Ok(replies) => {
+            Ok((replies, asked)) => {
                 for (job, reply) in batch.into_iter().zip(replies) {
                     self.paces.took(&job.call.operation, reply.took);
                     match final_outcome(&job, reply.written) {
-                        Ok(outcome) => self.settle(job, outcome, reply.age),
+                        Ok(outcome) => self.settle(job, outcome, Some(asked.of_age(reply.age))),
                         // Neighbours may have had a part in it: what failed in a batch runs again by itself.
                         Err(_) => self.write_alone(job),
                     }
@@ -269,13 +268,15 @@ impl Writer {
                 Err(Attempt::NoConnection(_)) if Instant::now() < job.deadline => continue,
                 Err(Attempt::NoConnection(fault) | Attempt::Whole(Whole::Fault(fault))) => fault,
                 Err(Attempt::Whole(Whole::Held)) => {
-                    return self.settle(job, Outcome::InProgress, Duration::ZERO);
+                    return self.settle(job, Outcome::InProgress, None);
                 }
-                Ok(replies) => match replies.into_iter().next() {
+                Ok((replies, asked)) => match replies.into_iter().next() {
                     Some(Reply { written, age, took }) => {
                         self.paces.took(&job.call.operation, took);
                         match final_outcome(&job, written) {
-                            Ok(outcome) => return self.settle(job, outcome, age),
+                            Ok(outcome) => {
+                                return self.settle(job, outcome, Some(asked.of_age(age)));
+                            }
                             Err(fault) => fault,
                         }
                     }
@@ -294,7 +295,7 @@ impl Writer {
                     .reason()
                     .filter(|_| !is_of_the_operation(&fault))
                     .map_or(Outcome::OperationFailed, Outcome::Unavailable);
-                return self.settle(job, outcome, Duration::ZERO);
+                return self.settle(job, outcome, None);
             }
             observe::call_runs_again(&job.request_id, &job.call, &fault);
         }
@@ -302,7 +303,8 @@ impl Writer {
 
     /// Sends a batch to the database, all under one timeout. A connection that broke or is not what it should be is
     /// thrown away, and so is one in the hands of a panic.
-    fn attempt(&mut self, batch: &[Job]) -> Result<Vec<Reply>, Attempt> {
+    fn attempt(&mut self, batch: &[Job]) -> Result<(Vec<Reply>, Heard), Attempt> {
+        let breaks = (self.breaks)();
         let mut client = match self.client.take() {
             Some(client) => client,
             None => self.store.writer(CONNECTION_WAIT).map_err(Attempt::NoConnection)?,
@@ -324,7 +326,8 @@ impl Writer {
             // Already rung is as good as rung.
             self.bell.try_send(()).ok();
         }
-        written.map_err(Attempt::Whole)
+        let asked = Heard { age: Duration::ZERO, asked: began, breaks };
+        written.map(|replies| (replies, asked)).map_err(Attempt::Whole)
     }
 
     fn send(&self, client: &mut Client, batch: &[Job]) -> Result<Vec<Reply>, Whole> {
@@ -366,13 +369,12 @@ impl Writer {
         let waiting = self.inbox.try_iter().take(self.inbox.len()).collect::<Vec<_>>();
         let reason = fault.reason().unwrap_or(Reason::Database);
         for job in batch.into_iter().chain(waiting) {
-            self.settle(job, Outcome::Unavailable(reason), Duration::ZERO);
+            self.settle(job, Outcome::Unavailable(reason), None);
         }
     }
 
-    /// Answers a job; `age` is that of its record.
-    fn settle(&mut self, job: Job, outcome: Outcome, age: Duration) {
-        let heard = Heard { age, breaks: self.breaks };
+    /// Answers a job; `heard` is when and how the database gave the outcome, where it did.
+    fn settle(&mut self, job: Job, outcome: Outcome, heard: Option<Heard>) {
         if let Some(next) = self.parked.settle(job, outcome, heard) {
             self.next.push(next);
         }

@@ -1,16 +1,17 @@
 //! The keys that are being worked on in this process, and the duplicates that wait beside them.
 //!
-//! This is the one mutex of the program: http threads put jobs in, writer threads take outcomes out, and for one key
-//! both must agree on who runs.
+//! The table is behind a mutex, the only one on a request's way besides its own answer's: http threads put jobs in,
+//! writer threads take outcomes out, and for one key both must agree on who runs.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use crossbeam_channel::{Sender, TrySendError};
 
 use super::Job;
-use super::cache::{Cache, Heard};
+use super::cache::{Cache, Heard, Known};
 use crate::call::{IdempotencyKey, Scope};
 use crate::observe::METRICS;
 use crate::outcome::{Outcome, Reason};
@@ -28,7 +29,7 @@ struct State {
     /// The way to the writers; closed where the daemon is stopping.
     jobs: Option<Sender<Job>>,
     keys: HashMap<Key, Vec<Job>>,
-    /// Under the same lock, as it is asked where a key is in nobody's hands.
+    /// Under the same lock: whether to ask it depends on whose hands a key is in.
     cache: Option<Cache>,
 }
 
@@ -54,20 +55,27 @@ impl Parked {
         let Some(jobs) = jobs else {
             return Some((job, Outcome::Unavailable(Reason::Stopping)));
         };
-        match keys.entry(key_of(&job)) {
+        let key = key_of(&job);
+        let known = cache
+            .as_mut()
+            .and_then(|cache| cache.find(&key, &job.call.fingerprint, Instant::now()));
+        if let Some(Known { outcome, is_due }) = known
+            // One call asks the database anew, and the others need not wait for it.
+            && (!is_due || keys.contains_key(&key))
+        {
+            return Some((job, outcome));
+        }
+        match keys.entry(key) {
             Entry::Occupied(mut entry) => {
                 let waiting = entry.get_mut();
                 if waiting.len() >= self.waiters_per_key {
                     return Some((job, Outcome::InProgress));
                 }
+                job.pending.park();
                 waiting.push(job);
                 METRICS.parked.inc();
             }
             Entry::Vacant(entry) => {
-                let known = cache.as_mut().and_then(|c| c.find(entry.key(), &job.call.fingerprint));
-                if let Some(outcome) = known {
-                    return Some((job, outcome));
-                }
                 match jobs.try_send(job) {
                     Ok(()) => {}
                     Err(TrySendError::Full(job)) => {
@@ -88,10 +96,12 @@ impl Parked {
     /// a replay, and another request under this key learns that the key is taken. Where it is not stored, gives the
     /// next one, which the caller must run.
     #[must_use]
-    pub(super) fn settle(&self, job: Job, outcome: Outcome, heard: Heard) -> Option<Job> {
+    pub(super) fn settle(&self, job: Job, outcome: Outcome, heard: Option<Heard>) -> Option<Job> {
         let key = key_of(&job);
         let mut state = self.lock();
-        if let (Some(cache), Outcome::Recorded { answer, .. }) = (&mut state.cache, &outcome) {
+        if let (Some(cache), Some(heard)) = (&mut state.cache, heard)
+            && let Outcome::Recorded { answer, .. } = &outcome
+        {
             cache.keep(&key, &job.call.fingerprint, answer, heard);
         }
         let Some(mut waiting) = state.keys.remove(&key) else {
@@ -199,8 +209,6 @@ mod tests {
         (Parked::new(jobs, waiters, None), inbox)
     }
 
-    const HEARD: Heard = Heard { age: Duration::ZERO, breaks: 0 };
-
     fn heard(waiting: &Waiting) -> Option<Outcome> {
         waiting.wait_until(Instant::now())
     }
@@ -223,7 +231,7 @@ mod tests {
         let first = inbox.try_recv().unwrap();
         assert!(inbox.is_empty(), "duplicates do not become jobs");
 
-        assert!(parked.settle(first, recorded(false), HEARD).is_none());
+        assert!(parked.settle(first, recorded(false), None).is_none());
 
         assert_eq!(heard(&first_waits), Some(recorded(false)));
         assert_eq!(heard(&twin_waits), Some(recorded(true)));
@@ -241,11 +249,11 @@ mod tests {
         }
 
         let next =
-            parked.settle(inbox.try_recv().unwrap(), Outcome::OperationFailed, HEARD).unwrap();
+            parked.settle(inbox.try_recv().unwrap(), Outcome::OperationFailed, None).unwrap();
 
         assert_eq!(heard(&first_waits), Some(Outcome::OperationFailed));
         assert_eq!(heard(&second_waits), None);
-        assert!(parked.settle(next, recorded(false), HEARD).is_none());
+        assert!(parked.settle(next, recorded(false), None).is_none());
         assert_eq!(heard(&second_waits), Some(recorded(false)));
         assert_eq!(heard(&third_waits), Some(Outcome::KeyReused), "never another request's answer");
     }
@@ -289,7 +297,7 @@ mod tests {
         for _ in 0..2 {
             let (first, waits) = job("k", "1");
             parked.join(first);
-            assert!(parked.settle(inbox.try_recv().unwrap(), recorded(true), HEARD).is_none());
+            assert!(parked.settle(inbox.try_recv().unwrap(), recorded(true), None).is_none());
             assert_eq!(heard(&waits), Some(recorded(true)));
         }
     }

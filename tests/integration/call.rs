@@ -3,15 +3,14 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
 
 use onced::threads::spawn_small;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::daemon::{Ended, ORDER, PROGRAM, Process};
-use crate::support::wait::{pause, until, until_eq};
+use crate::support::daemon::{Ended, ORDER, PROGRAM};
 use crate::support::{Counts, Daemon, Database, Setup, fresh_key};
 
 const ONE_ORDER: Counts = Counts { records: 1, events: 2, business: 1 };
@@ -44,12 +43,6 @@ impl Job {
         self.run(&[&["orders", "--key", key, "--data", ORDER], more].concat())
     }
 
-    fn start(&self, arguments: &[&str]) -> Process {
-        Process(
-            self.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap(),
-        )
-    }
-
     /// The files of open calls.
     fn kept(&self) -> Vec<Value> {
         let Ok(entries) = std::fs::read_dir(self.home.path().join("onced/calls")) else {
@@ -78,7 +71,12 @@ fn listener(answers: &[&str]) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
         for mut stream in listener.incoming().map_while(Result::ok) {
             let mut request = Vec::new();
             let mut chunk = [0; 4096];
-            while !String::from_utf8_lossy(&request).ends_with(ORDER) {
+            let is_whole = |request: &[u8]| {
+                let end: &[u8] =
+                    if request.starts_with(b"GET") { b"\r\n\r\n" } else { ORDER.as_bytes() };
+                request.ends_with(end)
+            };
+            while !is_whole(&request) {
                 match stream.read(&mut chunk) {
                     Ok(length) if length > 0 => request.extend_from_slice(&chunk[..length]),
                     _ => break,
@@ -277,6 +275,23 @@ fn lost_connections_and_answers_that_say_so_are_retried_with_one_key_and_one_bod
 }
 
 #[test]
+fn a_gateways_answer_is_not_taken_for_a_refusal_of_the_operation() {
+    let gateway = "429 Too Many Requests\r\nContent-Type: application/json\r\nX-Request-Id: g-1";
+    let answers = [
+        answer(gateway, r#"{"message": "too many requests"}"#),
+        problem("404 Not Found", "not-found", false, ""),
+        created(),
+    ];
+    let (address, requests) = listener(&answers.each_ref().map(String::as_str));
+
+    let ended = Job::at(address).order("a/b c", &[]);
+
+    assert_eq!((ended.code(), ended.stdout.as_str()), (0, "{\"id\": 1}\n"), "{ended:#?}");
+    let requests = requests.lock().unwrap();
+    assert!(requests[1].starts_with("GET /v1/requests/a%2Fb%20c HTTP/1.1\r\n"), "{requests:#?}");
+}
+
+#[test]
 fn what_the_daemon_does_not_call_retryable_is_not_retried() {
     for once in [
         problem("500 Internal Server Error", "fingerprint-unknown", false, ""),
@@ -388,52 +403,66 @@ fn an_answer_that_cannot_be_written_is_1_and_the_next_run_gets_it() {
 }
 
 #[cfg(feature = "fail-points")]
-#[test]
-fn killed_after_the_commit_and_before_the_answer_the_next_run_of_the_job_gets_the_replay() {
-    let database = Database::new();
-    let mut daemon = Setup::on(&database).env("FAILPOINTS", "writer::after_write=pause").start();
-    let job = Job::at(daemon.client().address);
-    let call = ["orders", "--key-from", "job=a", "--data", ORDER, "--json"];
-    let first = job.start(&call);
-    until_eq("the order is committed", &1, || database.rows("orders"));
-    // The machine of the job goes down, too.
-    drop(first);
-    daemon.kill();
-    assert_eq!(job.kept().len(), 1);
-    daemon.restart(|setup| setup.env("FAILPOINTS", ""));
+mod at_a_fault_point {
+    use std::process::Child;
+    use std::time::Duration;
 
-    let next = job.run(&call);
+    use super::*;
+    use crate::support::daemon::Process;
+    use crate::support::wait::{pause, until, until_eq};
 
-    let report: Value = serde_json::from_str(&next.stdout).unwrap();
-    assert_eq!((next.code(), &report["replayed"]), (0, &true.into()), "{next:#?}");
-    assert_eq!(database.counts(), ONE_ORDER);
-    assert_eq!(job.kept(), Vec::<Value>::new());
-}
+    fn start(job: &Job, arguments: &[&str]) -> Process {
+        let mut command = job.command(arguments);
+        Process(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap())
+    }
 
-#[cfg(feature = "fail-points")]
-#[test]
-fn killed_under_a_call_that_waits_the_call_itself_gets_the_replay() {
-    let database = Database::new();
-    let mut daemon = Setup::on(&database).env("FAILPOINTS", "writer::after_write=pause").start();
-    let job = Job::at(daemon.client().address);
-    let mut call = job.start(&["orders", "--key", "k", "--data", ORDER, "--json"]);
-    until_eq("the order is committed", &1, || database.rows("orders"));
-    daemon.kill();
-    pause(std::time::Duration::from_millis(300));
-    daemon.restart(|setup| setup.env("FAILPOINTS", ""));
+    #[test]
+    fn killed_after_the_commit_and_before_the_answer_the_next_run_of_the_job_gets_the_replay() {
+        let database = Database::new();
+        let mut daemon =
+            Setup::on(&database).env("FAILPOINTS", "writer::after_write=pause").start();
+        let job = Job::at(daemon.client().address);
+        let call = ["orders", "--key-from", "job=a", "--data", ORDER, "--json"];
+        let first = start(&job, &call);
+        until_eq("the order is committed", &1, || database.rows("orders"));
+        // The machine of the job goes down, too.
+        drop(first);
+        daemon.kill();
+        assert_eq!(job.kept().len(), 1);
+        daemon.restart(|setup| setup.env("FAILPOINTS", ""));
 
-    let report = report_of(&mut call.0);
+        let next = job.run(&call);
 
-    assert_eq!((&report["outcome"], &report["replayed"]), (&"succeeded".into(), &true.into()));
-    assert!(report["attempts"].as_u64().unwrap() > 1, "{report}");
-    assert_eq!(database.counts(), ONE_ORDER);
-}
+        let report: Value = serde_json::from_str(&next.stdout).unwrap();
+        assert_eq!((next.code(), &report["replayed"]), (0, &true.into()), "{next:#?}");
+        assert_eq!(database.counts(), ONE_ORDER);
+        assert_eq!(job.kept(), Vec::<Value>::new());
+    }
 
-/// What a call with `--json` prints when it ends.
-#[cfg(feature = "fail-points")]
-fn report_of(call: &mut Child) -> Value {
-    until("the call ends", || call.try_wait().unwrap().ok_or_else(|| "it runs".to_owned()));
-    let mut text = String::new();
-    call.stdout.take().unwrap().read_to_string(&mut text).unwrap();
-    serde_json::from_str(&text).unwrap()
+    #[test]
+    fn killed_under_a_call_that_waits_the_call_itself_gets_the_replay() {
+        let database = Database::new();
+        let mut daemon =
+            Setup::on(&database).env("FAILPOINTS", "writer::after_write=pause").start();
+        let job = Job::at(daemon.client().address);
+        let mut call = start(&job, &["orders", "--key", "k", "--data", ORDER, "--json"]);
+        until_eq("the order is committed", &1, || database.rows("orders"));
+        daemon.kill();
+        pause(Duration::from_millis(300));
+        daemon.restart(|setup| setup.env("FAILPOINTS", ""));
+
+        let report = report_of(&mut call.0);
+
+        assert_eq!((&report["outcome"], &report["replayed"]), (&"succeeded".into(), &true.into()));
+        assert!(report["attempts"].as_u64().unwrap() > 1, "{report}");
+        assert_eq!(database.counts(), ONE_ORDER);
+    }
+
+    /// What a call with `--json` prints when it ends.
+    fn report_of(call: &mut Child) -> Value {
+        until("the call ends", || call.try_wait().unwrap().ok_or_else(|| "it runs".to_owned()));
+        let mut text = String::new();
+        call.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        serde_json::from_str(&text).unwrap()
+    }
 }

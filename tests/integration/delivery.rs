@@ -167,21 +167,6 @@ fn a_retried_event_has_all_its_attempts_before_it_again() {
 }
 
 #[test]
-fn an_event_that_is_too_old_is_dead_by_its_next_failure() {
-    let outbox = Outbox::new();
-    outbox.insert(1, BAD);
-    outbox.execute("UPDATE outbox_events SET created_at = now() - interval '2 hours'");
-    let sink = picky();
-    let running = Running::start(outbox.store(), &relay(), &sink_at(&sink.url()));
-    until("it is dead", || {
-        outbox.value::<i64>("SELECT count(*) FROM outbox_events WHERE dead_at IS NOT NULL", &[])
-            == 1
-    });
-    running.stop();
-    assert_eq!(sink.count(), 1);
-}
-
-#[test]
 fn events_that_always_fail_do_not_hold_up_those_behind_them() {
     let outbox = Outbox::new();
     let small = onced::config::Relay { batch: std::num::NonZeroUsize::new(10).unwrap(), ..relay() };
@@ -513,6 +498,22 @@ fn a_stop_settles_what_was_begun_and_gives_back_the_rest() {
 }
 
 #[test]
+fn a_stop_does_not_wait_for_ever_for_a_database_that_is_away() {
+    let outbox = Outbox::new();
+    outbox.insert(100, PLAIN);
+    let sink = Sink::start(|_, _| Reply::status(204).after(Duration::from_millis(20)));
+    let running = Running::start(outbox.store(), &relay(), &sink_at(&sink.url()));
+    sink.wait_for(10);
+    outbox.shut();
+    let begun = Instant::now();
+    running.stop();
+    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
+    outbox.open();
+    let sent = usize::try_from(outbox.sent()).unwrap();
+    assert!(sent <= sink.count(), "what is not recorded comes again after its lease");
+}
+
+#[test]
 fn what_was_sent_is_replayed_once_under_the_same_id() {
     let outbox = Outbox::new();
     outbox.insert(30, PLAIN);
@@ -628,4 +629,28 @@ fn a_dead_event_lets_its_successors_go_on_or_holds_them() {
         }
         running.stop();
     }
+}
+
+#[test]
+fn an_event_is_given_up_by_how_long_it_fails_and_not_by_how_old_it_is() {
+    let outbox = Outbox::new();
+    let id = outbox.insert(1, PLAIN)[0];
+    outbox.execute("UPDATE outbox_events SET created_at = now() - interval '4 days'");
+    let sink = Sink::start(|_, _| Reply::status(500));
+    let patient = onced::config::Relay {
+        give_up_after: Duration::from_secs(3 * 86400),
+        backoff_min: Duration::from_millis(10),
+        backoff_max: Duration::from_millis(10),
+        ..relay()
+    };
+    let running = Running::start(outbox.store(), &patient, &sink_at(&sink.url()));
+    // It waited for four days, as after an outage: its first failures do not kill it.
+    sink.wait_for(3);
+    let dead = "SELECT count(*) FROM outbox_events WHERE dead_at IS NOT NULL";
+    assert_eq!(outbox.value::<i64>(dead, &[]), 0);
+
+    outbox.execute("UPDATE outbox_events SET failing_since = now() - interval '73 hours'");
+    until("it is dead", || outbox.value::<i64>(dead, &[]) == 1);
+    running.stop();
+    assert!(outbox.value::<i32>("SELECT attempts FROM outbox_events WHERE id = $1", &[&id]) >= 4);
 }

@@ -44,9 +44,8 @@ fn serve(issuer: &CertifiedIssuer<'static, KeyPair>) -> u16 {
         for stream in listener.incoming().flatten() {
             let connection = ServerConnection::new(Arc::clone(&server)).unwrap();
             let mut stream = StreamOwned::new(connection, stream);
-            let mut head = [0; 8192];
             // A client that does not trust us hangs up here.
-            if stream.read(&mut head).is_ok_and(|read| read > 0) {
+            if read_until(&mut stream, "{}").ends_with("{}") {
                 let reply = b"HTTP/1.1 204 X\r\nconnection: close\r\n\r\n";
                 stream.write_all(reply).and_then(|()| stream.flush()).unwrap_or_default();
             }
@@ -54,6 +53,16 @@ fn serve(issuer: &CertifiedIssuer<'static, KeyPair>) -> u16 {
     })
     .unwrap();
     port
+}
+
+/// Reads to these bytes, or to the end.
+fn read_until(stream: &mut impl Read, end: &str) -> String {
+    let mut text = String::new();
+    let mut byte = [0];
+    while !text.ends_with(end) && stream.read(&mut byte).is_ok_and(|read| read > 0) {
+        text.push(char::from(byte[0]));
+    }
+    text
 }
 
 fn deliver(port: u16, host: &str, ca_file: Option<PathBuf>) -> Delivery {
@@ -99,13 +108,10 @@ fn a_proxy_that_is_configured_is_used_and_its_own_address_may_be_private() {
     let (told, asked) = crossbeam_channel::bounded(1);
     spawn_small("proxy".to_owned(), 1 << 20, move || {
         let (mut stream, _) = listener.accept().unwrap();
-        let mut head = [0; 8192];
-        let read = stream.read(&mut head).unwrap();
-        told.send(String::from_utf8_lossy(&head[..read]).into_owned()).unwrap();
+        told.send(read_until(&mut stream, "\r\n\r\n")).unwrap();
         stream.write_all(b"HTTP/1.1 200 X\r\n\r\n").unwrap();
-        if stream.read(&mut head).is_ok_and(|read| read > 0) {
-            stream.write_all(b"HTTP/1.1 204 X\r\nconnection: close\r\n\r\n").unwrap();
-        }
+        read_until(&mut stream, "{}");
+        stream.write_all(b"HTTP/1.1 204 X\r\nconnection: close\r\n\r\n").unwrap();
     })
     .unwrap();
     let sink = config::Sink {

@@ -10,7 +10,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::history::{
-    Answer, Call, Delivery, Effect, Event, Form, History, Micros, Outcome, Record,
+    Absence, Answer, Away, Call, Delivery, Effect, Event, Form, History, Micros, Outcome, Record,
 };
 
 /// A promise that was broken.
@@ -367,13 +367,7 @@ fn check_call(call: &Call, history: &History, terms: Terms<'_>, findings: &mut V
         Outcome::HungUp => {}
         Outcome::Nonsense(what) => find(format!("the answer is no HTTP: {what}")),
         Outcome::Unanswered(why) => {
-            let was_away = history.absences.iter().any(|absence| {
-                !absence.frozen
-                    && absence.daemon == call.daemon
-                    && absence.from <= call.ended + BLINK
-                    && call.since <= absence.to + BLINK
-            });
-            if !was_away {
+            if !history.absences.iter().any(|absence| excuses(absence, call)) {
                 let daemon = call.daemon;
                 find(format!("not answered by daemon {daemon}, which was there: {why}"));
             }
@@ -396,6 +390,20 @@ fn check_call(call: &Call, history: &History, terms: Terms<'_>, findings: &mut V
                 find(format!("answered after {} ms", took / 1000));
             }
         }
+    }
+}
+
+/// Whether an absence explains that a call was not answered. What was accepted before a stop is answered; what had just
+/// been sent may not have been accepted.
+fn excuses(absence: &Absence, call: &Call) -> bool {
+    const ACCEPTED_WITHIN: Micros = 500_000;
+    let meets = absence.daemon == call.daemon
+        && absence.from <= call.ended + BLINK
+        && call.since <= absence.to + BLINK;
+    match absence.kind {
+        Away::Killed => meets,
+        Away::Stopped => meets && call.sent >= absence.from - ACCEPTED_WITHIN,
+        Away::Frozen => false,
     }
 }
 
@@ -461,7 +469,9 @@ fn check_deliveries(history: &History, terms: Terms<'_>, findings: &mut Vec<Find
     for event in &history.events {
         let deliveries = by_id.remove(event.event_key.as_str()).unwrap_or_default();
         let was_accepted = deliveries.iter().any(|delivery| (200..300).contains(&delivery.status));
+        let is_poison = event.payload["poison"] == true;
         match (event.is_sent, event.is_dead) {
+            (false, true) if is_poison && !deliveries.is_empty() => {}
             (true, _) if !was_accepted => {
                 find(Some(event), format!("counts as sent, and the sink never took it: {event:?}"));
             }
@@ -475,6 +485,9 @@ fn check_deliveries(history: &History, terms: Terms<'_>, findings: &mut Vec<Find
         for delivery in deliveries {
             if !is_body_of(event, &delivery.body) {
                 find(Some(event), format!("{delivery:?} is not {event:?}"));
+            }
+            if !is_recent(delivery) {
+                find(Some(event), format!("its time is not that of the attempt: {delivery:?}"));
             }
             if !is_signed(delivery, &secret) {
                 find(Some(event), format!("the signature is wrong: {delivery:?}"));
@@ -495,6 +508,13 @@ fn is_body_of(event: &Event, body: &str) -> bool {
         && body["idempotency_key"] == event.key
         && body["data"] == event.payload
         && body["timestamp"].is_string()
+}
+
+/// Whether the timestamp is one that a consumer would take: it allows for a clock that is off, not for an old message.
+fn is_recent(delivery: &Delivery) -> bool {
+    const TOLERANCE_SECONDS: i64 = 60;
+    let arrived = delivery.at / 1_000_000;
+    delivery.timestamp.parse::<i64>().is_ok_and(|t| (arrived - t).abs() <= TOLERANCE_SECONDS)
 }
 
 fn is_signed(delivery: &Delivery, secret: &[u8]) -> bool {

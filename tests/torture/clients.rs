@@ -10,7 +10,8 @@ use fastrand::Rng;
 use onced::threads::{Stop, stops_within};
 use serde_json::{Value, json};
 
-use crate::history::{Answer, Call, Form, Micros, Outcome, now};
+use crate::clock::now;
+use crate::history::{Answer, Call, Form, Micros, Outcome};
 use crate::support::client::Connection;
 use crate::world::{DAEMONS, PRINCIPALS, World};
 
@@ -94,8 +95,11 @@ impl<'a> Caller<'a> {
         let counter = (self.rng.u32(0..4) == 0).then(|| format!("c{}", self.rng.u32(0..8)));
         let order = (self.rng.u32(0..8) == 0).then(|| format!("o{}", self.rng.u32(0..6)));
         let (n, events) = (self.rng.u32(..), self.rng.u32(0..4));
+        // Its successors would come after it.
+        let poison = order.is_none() && self.rng.u32(0..60) == 0;
         self.intent(json!({
-            "n": n, "counter": counter, "events": events, "order": order, "sleep_ms": 0, "end": "ok"
+            "n": n, "counter": counter, "events": events, "order": order, "sleep_ms": 0, "end": "ok",
+            "poison": poison
         }))
     }
 
@@ -113,7 +117,8 @@ impl<'a> Caller<'a> {
         };
         let n = self.rng.u32(..);
         self.intent(json!({
-            "n": n, "counter": null, "events": 1, "order": null, "sleep_ms": sleep_ms, "end": end
+            "n": n, "counter": null, "events": 1, "order": null, "sleep_ms": sleep_ms, "end": end,
+            "poison": false
         }))
     }
 
@@ -202,7 +207,8 @@ impl<'a> Caller<'a> {
         let n = now() / 700_000;
         let sleep_ms = if n % 3 == 0 { 200 } else { 0 };
         let request = json!({
-            "n": n, "counter": null, "events": 2, "order": null, "sleep_ms": sleep_ms, "end": "ok"
+            "n": n, "counter": null, "events": 2, "order": null, "sleep_ms": sleep_ms, "end": "ok",
+            "poison": false
         });
         let operation = OPERATIONS[0];
         let intent = Intent { principal: 0, key: format!("hot-{n}"), operation, request };
@@ -350,16 +356,15 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// Sends every intent that has no final outcome until it has one, and some of the others again, by several callers, at
-/// most for so long. Gives all calls, and the intents that are left.
+/// Sends every intent that has no final outcome until it has one, and some of the others again, by several callers, until
+/// it is over. Gives all calls, and the intents that are left.
 pub fn settle(
     world: &World,
     open: Vec<Intent>,
     seed: u64,
-    limit: Duration,
+    is_over: &(impl Fn() -> bool + Sync),
 ) -> (Vec<Call>, Vec<Intent>) {
     const CALLERS: usize = 8;
-    let deadline = std::time::Instant::now() + limit;
     let queue = Mutex::new(open);
     let left = Mutex::new(Vec::new());
     let calls = thread::scope(|scope| {
@@ -373,7 +378,7 @@ pub fn settle(
                         let Some(intent) = queue.lock().unwrap().pop() else { break };
                         let mut daemon = caller.rng.usize(0..DAEMONS);
                         while !is_final(&caller.send(&intent, daemon)) {
-                            if std::time::Instant::now() >= deadline {
+                            if is_over() {
                                 left.lock().unwrap().push(intent);
                                 break;
                             }

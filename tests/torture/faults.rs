@@ -10,7 +10,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use onced::threads::{Stop, stops_within};
 
-use crate::history::{Micros, now};
+use crate::clock::now;
+use crate::history::{Away, Micros};
 use crate::plan::{Fault, Mood, Planned};
 use crate::proxy::Mode;
 use crate::world::World;
@@ -55,6 +56,7 @@ fn bring_one(world: &World, fault: &Fault, stop: &Stop) -> anyhow::Result<()> {
     };
     match fault {
         Fault::KillDaemon(number, time) => kill_daemon(world, *number, || wait(time)),
+        Fault::KillEverything(time) => kill_everything(world, || wait(time)),
         Fault::StopDaemon(number) => stop_daemon(world, *number),
         Fault::ReloadDaemon(number) => world.daemons[*number].signal(Signal::SIGHUP),
         Fault::FreezeDaemon(number, time) => {
@@ -62,14 +64,17 @@ fn bring_one(world: &World, fault: &Fault, stop: &Stop) -> anyhow::Result<()> {
             world.daemons[*number].signal(Signal::SIGSTOP)?;
             wait(time);
             world.daemons[*number].signal(Signal::SIGCONT)?;
-            world.was_away(*number, from, true);
+            world.was_away(*number, from, Away::Frozen);
             Ok(())
         }
         Fault::KillBackend => kill_backend(world),
+        Fault::FreezeBackend(time) => freeze_backend(world, || wait(time)),
         Fault::TerminateBackends { all } => terminate(world, *all),
         Fault::CrashPostgres(time) => end_postgres(world, Signal::SIGQUIT, || wait(time)),
         Fault::KillPostgres(time) => end_postgres(world, Signal::SIGKILL, || wait(time)),
         Fault::FillDisk(time) => fill_disk(world, || wait(time)),
+        Fault::Migrate => world.postgres().migrate(),
+        Fault::AlterTables => alter_tables(world),
         Fault::LockTable(table, time) => lock_table(world, table, || wait(time)),
         Fault::ReadOnly(time) => read_only(world, || wait(time)),
         Fault::CutDatabase(number, time) => {
@@ -122,9 +127,31 @@ fn kill_daemon(world: &World, number: usize, wait: impl FnOnce()) -> anyhow::Res
     wait();
     daemon.spawn()?;
     let came_up = daemon.comes_to("/healthz");
-    world.was_away(number, from, false);
+    world.was_away(number, from, Away::Killed);
     anyhow::ensure!(came_up, "it is not alive after a restart:\n{}", daemon.log_tail());
     Ok(())
+}
+
+fn kill_everything(world: &World, wait: impl FnOnce()) -> anyhow::Result<()> {
+    let mut postgres = world.postgres();
+    let from = now();
+    for daemon in &world.daemons {
+        daemon.kill()?;
+    }
+    postgres.end(Signal::SIGKILL)?;
+    wait();
+    // A daemon comes up without its database, too.
+    for daemon in &world.daemons {
+        daemon.spawn()?;
+    }
+    let runs = postgres.see_that_it_runs();
+    drop(postgres);
+    for (number, daemon) in world.daemons.iter().enumerate() {
+        let came_up = daemon.comes_to("/healthz");
+        world.was_away(number, from, Away::Killed);
+        anyhow::ensure!(came_up, "daemon {number} is not alive:\n{}", daemon.log_tail());
+    }
+    runs
 }
 
 fn stop_daemon(world: &World, number: usize) -> anyhow::Result<()> {
@@ -133,7 +160,7 @@ fn stop_daemon(world: &World, number: usize) -> anyhow::Result<()> {
     let stopped = daemon.stop();
     daemon.spawn()?;
     let came_up = daemon.comes_to("/healthz");
-    world.was_away(number, from, false);
+    world.was_away(number, from, Away::Stopped);
     let status = stopped?;
     anyhow::ensure!(status.success(), "it stopped badly ({status}):\n{}", daemon.log_tail());
     anyhow::ensure!(came_up, "it is not alive after a restart:\n{}", daemon.log_tail());
@@ -151,6 +178,17 @@ fn kill_backend(world: &World) -> anyhow::Result<()> {
         kill(Pid::from_raw(row.get(0)), Signal::SIGKILL)?;
     }
     postgres.see_that_it_runs()
+}
+
+fn freeze_backend(world: &World, wait: impl FnOnce()) -> anyhow::Result<()> {
+    let postgres = world.postgres();
+    let row = postgres.session()?.query_opt(&format!("{BACKENDS} LIMIT 1"), &[])?;
+    let Some(row) = row else { return Ok(()) };
+    let pid = Pid::from_raw(row.get(0));
+    kill(pid, Signal::SIGSTOP)?;
+    wait();
+    // The server is ours for as long, so the process is still there.
+    Ok(kill(pid, Signal::SIGCONT)?)
 }
 
 fn terminate(world: &World, all: bool) -> anyhow::Result<()> {
@@ -180,8 +218,24 @@ fn fill_disk(world: &World, wait: impl FnOnce()) -> anyhow::Result<()> {
     postgres.see_that_it_runs()
 }
 
+/// What an upgrade of somebody's schema may do while writes go on.
+fn alter_tables(world: &World) -> anyhow::Result<()> {
+    let postgres = world.postgres();
+    let mut session = postgres.session()?;
+    for statement in [
+        "ALTER TABLE effects ADD COLUMN spare integer DEFAULT 1",
+        "REINDEX TABLE idempotency_records",
+        "ALTER TABLE effects DROP COLUMN spare",
+        "VACUUM ANALYZE outbox_events",
+    ] {
+        session.batch_execute(statement)?;
+    }
+    Ok(())
+}
+
 fn lock_table(world: &World, table: &str, wait: impl FnOnce()) -> anyhow::Result<()> {
-    let mut session = world.postgres().session()?;
+    let postgres = world.postgres();
+    let mut session = postgres.session()?;
     let mut transaction = session.transaction()?;
     transaction.batch_execute("SET LOCAL lock_timeout = '10s'")?;
     transaction.batch_execute(&format!("LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"))?;

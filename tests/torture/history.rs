@@ -1,18 +1,10 @@
 //! What is known of a run from outside: what was sent and answered, what stands in the tables, what came to the sink,
 //! and when a daemon was away.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use serde_json::Value;
 
 /// Microseconds since 1970, by the clock that this machine's PostgreSQL has too.
 pub type Micros = i64;
-
-/// The time now.
-pub fn now() -> Micros {
-    let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock after 1970");
-    i64::try_from(elapsed.as_micros()).expect("a clock before the year 290000")
-}
 
 /// Everything that the checker knows.
 #[derive(Clone, Debug, Default)]
@@ -140,8 +132,18 @@ pub struct Absence {
     pub daemon: usize,
     pub from: Micros,
     pub to: Micros,
-    /// Whether it was only stopped for a while and went on.
-    pub frozen: bool,
+    pub kind: Away,
+}
+
+/// Why a daemon was not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Away {
+    /// It was killed, and started again.
+    Killed,
+    /// It stopped in order, and was started again.
+    Stopped,
+    /// It was halted for a while, and went on.
+    Frozen,
 }
 
 impl Call {

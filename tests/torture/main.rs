@@ -13,6 +13,7 @@
 
 mod checker; // the promises, held against a history
 mod clients; // what callers send, and what they note
+mod clock; // the time of a run
 mod faults; // brings the faults that were planned
 mod history; // what is known of a run from outside
 mod plan; // seed to faults
@@ -40,9 +41,10 @@ use nix::sys::signal::Signal;
 
 use checker::{Finding, Terms};
 use clients::{Caller, Intent};
+use clock::now;
 use faults::Came;
-use history::{Call, Form, History, now};
-use plan::{LANES, Mood};
+use history::{Call, Form, History};
+use plan::{LANES, Limits, Mood};
 use proxy::Mode;
 use support::wait::pause;
 use world::{DAEMONS, PRINCIPALS, SECRET, WAIT, World, within};
@@ -51,14 +53,21 @@ use world::{DAEMONS, PRINCIPALS, SECRET, WAIT, World, within};
 #[derive(Parser)]
 struct Arguments {
     /// How long the faults go on
-    #[arg(long)]
-    minutes: Option<f64>,
+    #[arg(long, value_name = "N", value_parser = minutes)]
+    minutes: f32,
     /// What the faults and the requests are drawn from; by default another one each time
-    #[arg(long)]
+    #[arg(long, value_name = "S")]
     seed: Option<u64>,
 }
 
-const CALLERS: usize = 20;
+fn minutes(text: &str) -> Result<f32, String> {
+    let minutes = text.parse::<f32>().ok().filter(|minutes| (0.1..=600.0).contains(minutes));
+    minutes.ok_or_else(|| "a number from 0.1 to 600".to_owned())
+}
+
+const CALLERS: usize = 32;
+/// How long a daemon may take until it serves again once nothing is wrong any more, on a busy machine.
+const READY_LIMIT: Duration = Duration::from_secs(10);
 /// How long the callers may take at the end until every key has its answer.
 const SETTLE_LIMIT: Duration = Duration::from_secs(30);
 /// How long the relays may take at the end until every event is sent.
@@ -72,20 +81,19 @@ const THREADS_AT_REST: usize = 64;
 const FILES_AT_REST: usize = 64;
 
 fn main() -> ExitCode {
-    // Whoever runs all tests asks for a list; there is none here, and without a length nothing to do.
-    if std::env::args().any(|argument| argument == "--list") {
+    // Whoever runs all tests asks this one for a list, or passes it a filter. There is nothing to do then.
+    if !std::env::args().any(|argument| argument.starts_with("--minutes") || argument == "--help") {
         return ExitCode::SUCCESS;
     }
     let arguments = Arguments::parse();
-    let Some(minutes) = arguments.minutes.filter(|minutes| (0.0..=600.0).contains(minutes)) else {
-        println!("the torture run: scripts/torture --minutes N (at most 600) [--seed S]");
-        return ExitCode::SUCCESS;
-    };
     let seed = arguments.seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
-    match run(minutes, seed) {
+    match run(arguments.minutes, seed) {
         Ok(Some(true)) => ExitCode::SUCCESS,
         Ok(Some(false)) => ExitCode::FAILURE,
-        Ok(None) => ExitCode::from(130),
+        Ok(None) => {
+            println!("stopped by a signal; nothing was checked");
+            ExitCode::from(130)
+        }
         Err(error) => {
             println!("seed {seed}: the run could not go on: {error:#}\n0 passed, 1 failed");
             ExitCode::FAILURE
@@ -94,33 +102,40 @@ fn main() -> ExitCode {
 }
 
 /// Whether everything held; `None` where a signal ended it.
-fn run(minutes: f64, seed: u64) -> anyhow::Result<Option<bool>> {
+fn run(minutes: f32, seed: u64) -> anyhow::Result<Option<bool>> {
     let signalled = onced::signals::stop_flag().context("cannot listen to signals")?;
-    let length = Duration::from_secs_f64(minutes * 60.0);
-    println!("torture: seed {seed}, {minutes} minutes");
-    let world = World::start(minutes)?;
+    let length = Duration::from_secs_f32(minutes * 60.0);
+    let limits = Limits::draw(seed);
+    println!("torture: seed {seed}, {minutes} minutes, {limits:?}");
+    let world = World::start(minutes, limits)?;
     let started = now();
     let came = Mutex::new(Vec::new());
     let mut calls = attack(&world, seed, length, &signalled, &came);
     if signalled.load(Ordering::Relaxed) {
-        println!("stopped by a signal; nothing was checked");
         return Ok(None);
     }
     println!("the faults are over after {:.0} s; settling", (now() - started) as f64 / 1e6);
     restore(&world)?;
-    let (settled, left) = clients::settle(&world, unsettled(&calls, seed), seed, SETTLE_LIMIT);
+    let settling = Instant::now();
+    let (settled, left) = clients::settle(&world, unsettled(&calls, seed), seed, &|| {
+        signalled.load(Ordering::Relaxed) || settling.elapsed() > SETTLE_LIMIT
+    });
     calls.extend(settled);
     let mut history = History { calls, ..History::default() };
     let stuck = left.iter().map(|intent| format!("{}: still no answer: {intent:?}", intent.key));
     history.stuck.extend(stuck);
-    observe(&world, &mut history)?;
+    observe(&world, &mut history, &signalled)?;
+    if signalled.load(Ordering::Relaxed) {
+        return Ok(None);
+    }
     let faults = came.into_inner().unwrap();
     let answer_limit = i64::try_from((WAIT + SLACK).as_micros())?;
     let mut findings = checker::check(&history, Terms { answer_limit, secret: SECRET });
     let troubles = world.troubles.lock().unwrap().clone();
     findings.extend(troubles.into_iter().map(|text| Finding { promise: "alive", key: None, text }));
-    report::Report { seed, started, history: &history, faults: &faults, findings: &findings }
-        .print();
+    let lost_replies = world.to_database.iter().map(proxy::Proxy::lost).sum();
+    let (history, faults, findings) = (&history, &faults, &findings);
+    report::Report { seed, started, history, faults, lost_replies, findings }.print();
     if !findings.is_empty() {
         keep_logs(&world, seed)?;
     }
@@ -169,8 +184,10 @@ fn restore(world: &World) -> anyhow::Result<()> {
     world.look_after_daemons()?;
     for (number, daemon) in world.daemons.iter().enumerate() {
         daemon.signal(Signal::SIGCONT)?;
-        if !daemon.comes_to("/readyz") {
-            world.trouble(format!("daemon {number} does not get ready:\n{}", daemon.log_tail()));
+        let began = Instant::now();
+        if !daemon.comes_to("/readyz") || began.elapsed() > READY_LIMIT {
+            let (took, log) = (began.elapsed(), daemon.log_tail());
+            world.trouble(format!("daemon {number} was not ready {took:?} after all:\n{log}"));
         }
     }
     Ok(())
@@ -204,11 +221,13 @@ fn intent_of(call: &Call) -> Intent {
 }
 
 /// Waits until all is quiet, and reads everything.
-fn observe(world: &World, history: &mut History) -> anyhow::Result<()> {
+fn observe(world: &World, history: &mut History, signalled: &AtomicBool) -> anyhow::Result<()> {
     let mut session = world.postgres().session()?;
     let mut count = |sql: &str| session.query_one(sql, &[]).map_or(-1, |row| row.get::<_, i64>(0));
     within(DELIVERY_LIMIT, || {
-        count("SELECT count(*) FROM outbox_events WHERE sent_at IS NULL AND dead_at IS NULL") == 0
+        signalled.load(Ordering::Relaxed)
+            || count("SELECT count(*) FROM outbox_events WHERE sent_at IS NULL AND dead_at IS NULL")
+                == 0
     });
     let quiet = [
         (
@@ -223,7 +242,7 @@ fn observe(world: &World, history: &mut History) -> anyhow::Result<()> {
         ),
         (
             "sessions are too many",
-            "SELECT greatest(count(*) - 16, 0) FROM pg_stat_activity WHERE usename = 'onced_torture'",
+            "SELECT greatest(count(*) - 18, 0) FROM pg_stat_activity WHERE usename = 'onced_torture'",
         ),
     ];
     for (what, sql) in quiet {
@@ -231,8 +250,9 @@ fn observe(world: &World, history: &mut History) -> anyhow::Result<()> {
             history.stuck.push(format!("{} {what}", count(sql)));
         }
     }
+    let dead = count("SELECT count(*) FROM outbox_events WHERE dead_at IS NOT NULL");
     for number in 0..DAEMONS {
-        check_rest(world, number, history);
+        check_rest(world, number, dead, history);
     }
     tables::read(&mut session, history)?;
     history.deliveries = world.sink.deliveries();
@@ -240,7 +260,7 @@ fn observe(world: &World, history: &mut History) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn check_rest(world: &World, number: usize, history: &mut History) {
+fn check_rest(world: &World, number: usize, dead: i64, history: &mut History) {
     let daemon = &world.daemons[number];
     let mut seen = None;
     let rests = within(Duration::from_secs(10), || {
@@ -250,8 +270,14 @@ fn check_rest(world: &World, number: usize, history: &mut History) {
     if !rests {
         history.stuck.push(format!("daemon {number} at rest has (threads, files) {seen:?}"));
     }
-    for metric in ["onced_jobs_waiting", "onced_parked_waiting", "onced_outbox_pending"] {
-        if !within(Duration::from_secs(10), || daemon.metric(metric) == Some(0.0)) {
+    let metrics = [
+        ("onced_jobs_waiting", 0),
+        ("onced_parked_waiting", 0),
+        ("onced_outbox_pending", 0),
+        ("onced_outbox_dead", dead),
+    ];
+    for (metric, value) in metrics {
+        if !within(Duration::from_secs(20), || daemon.metric(metric) == Some(value as f64)) {
             let value = daemon.metric(metric);
             history.stuck.push(format!("daemon {number} at rest: {metric} is {value:?}"));
         }

@@ -9,6 +9,8 @@ use fastrand::Rng;
 pub enum Fault {
     /// kill -9 of a daemon, and a restart after the time.
     KillDaemon(usize, Duration),
+    /// kill -9 of everything at once, and a restart after the time.
+    KillEverything(Duration),
     /// SIGTERM to a daemon, and a restart.
     StopDaemon(usize),
     /// SIGHUP to a daemon.
@@ -17,6 +19,8 @@ pub enum Fault {
     FreezeDaemon(usize, Duration),
     /// kill -9 of one of the daemons' backends: PostgreSQL restarts itself.
     KillBackend,
+    /// SIGSTOP of one of the daemons' backends, with whatever it holds, and SIGCONT after the time.
+    FreezeBackend(Duration),
     /// `pg_terminate_backend` of one session of the daemons, or of all.
     TerminateBackends { all: bool },
     /// An immediate shutdown of PostgreSQL, and a restart after the time.
@@ -25,6 +29,10 @@ pub enum Fault {
     KillPostgres(Duration),
     /// The disk of PostgreSQL is full.
     FillDisk(Duration),
+    /// `onced migrate` runs again.
+    Migrate,
+    /// Tables and indexes change under the daemons' plans.
+    AlterTables,
     /// Another session holds a table.
     LockTable(&'static str, Duration),
     /// The database takes no writes.
@@ -62,6 +70,29 @@ pub enum Mood {
     Busy,
     /// 302.
     Redirecting,
+}
+
+/// Limits of the daemons, which change from seed to seed: what shares a transaction, and what waits for what.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    pub writers: i64,
+    pub queue: i64,
+    pub batch: i64,
+    pub waiters: i64,
+}
+
+impl Limits {
+    /// Draws them. The daemons never hold more than 4 + 2 + 3 connections.
+    pub fn draw(seed: u64) -> Limits {
+        let mut rng = Rng::with_seed(seed);
+        let mut one_of = |choices: [i64; 3]| choices[rng.usize(0..3)];
+        Limits {
+            writers: one_of([1, 3, 4]),
+            queue: one_of([8, 64, 1024]),
+            batch: one_of([1, 8, 32]),
+            waiters: one_of([0, 4, 32]),
+        }
+    }
 }
 
 /// A fault and when it comes, after the start of the run.
@@ -115,14 +146,19 @@ fn draw_all(lane: Lane, rng: &mut Rng) -> Vec<Fault> {
             Fault::StopDaemon(daemon()),
             Fault::ReloadDaemon(daemon()),
             Fault::FreezeDaemon(daemon(), time(500, 6000)),
+            Fault::FreezeDaemon(daemon(), time(3500, 6000)),
+            Fault::KillEverything(time(0, 1000)),
         ],
         Lane::Postgres => vec![
             Fault::KillBackend,
+            Fault::FreezeBackend(time(500, 5000)),
             Fault::TerminateBackends { all: true },
             Fault::TerminateBackends { all: false },
             Fault::CrashPostgres(time(0, 3000)),
             Fault::KillPostgres(time(0, 3000)),
             Fault::FillDisk(time(1000, 4000)),
+            Fault::Migrate,
+            Fault::AlterTables,
             Fault::LockTable("idempotency_records", time(500, 4000)),
             Fault::LockTable("outbox_events", time(500, 4000)),
             Fault::LockTable("effects", time(500, 4000)),
@@ -151,10 +187,12 @@ impl Fault {
     pub fn lasts(&self) -> Duration {
         match self {
             Fault::KillDaemon(_, time)
+            | Fault::KillEverything(time)
             | Fault::FreezeDaemon(_, time)
             | Fault::CrashPostgres(time)
             | Fault::KillPostgres(time)
             | Fault::FillDisk(time)
+            | Fault::FreezeBackend(time)
             | Fault::LockTable(_, time)
             | Fault::ReadOnly(time)
             | Fault::CutDatabase(_, time)
@@ -166,6 +204,8 @@ impl Fault {
             | Fault::SpoilSink(_, time) => *time,
             Fault::StopDaemon(_)
             | Fault::ReloadDaemon(_)
+            | Fault::Migrate
+            | Fault::AlterTables
             | Fault::KillBackend
             | Fault::TerminateBackends { .. }
             | Fault::LoseReplies(..) => Duration::ZERO,
@@ -180,10 +220,14 @@ impl Fault {
             Fault::SpoilSink(mood, _) => format!("{name} {mood:?}"),
             Fault::LockTable(table, _) => format!("{name} {table}"),
             Fault::KillDaemon(..)
+            | Fault::KillEverything(_)
+            | Fault::Migrate
+            | Fault::AlterTables
             | Fault::StopDaemon(_)
             | Fault::ReloadDaemon(_)
             | Fault::FreezeDaemon(..)
             | Fault::KillBackend
+            | Fault::FreezeBackend(_)
             | Fault::TerminateBackends { .. }
             | Fault::CrashPostgres(_)
             | Fault::KillPostgres(_)

@@ -46,6 +46,7 @@ struct State {
     changed: Condvar,
     /// Replies to writes that are still to be lost.
     to_lose: AtomicU32,
+    lost: AtomicU32,
 }
 
 const STACK: usize = 256 * 1024;
@@ -60,7 +61,13 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;
         let mode = Mutex::new(Mode::Forward);
-        let state = State { server, mode, changed: Condvar::new(), to_lose: AtomicU32::new(0) };
+        let state = State {
+            server,
+            mode,
+            changed: Condvar::new(),
+            to_lose: AtomicU32::new(0),
+            lost: AtomicU32::new(0),
+        };
         let state = Arc::new(state);
         let shared = Arc::clone(&state);
         spawn_small("relay".to_owned(), STACK, move || accept(&listener, &shared))?;
@@ -76,6 +83,11 @@ impl Proxy {
     pub fn set(&self, mode: Mode) {
         *self.state.mode.lock().unwrap() = mode;
         self.state.changed.notify_all();
+    }
+
+    /// The replies to writes that were lost so far.
+    pub fn lost(&self) -> u32 {
+        self.state.lost.load(Ordering::SeqCst)
     }
 
     /// The replies to so many writes are thrown away when they come, and the connection ends.
@@ -224,8 +236,11 @@ impl State {
     }
 
     fn loses_one(&self) -> bool {
-        self.to_lose
+        let loses = self
+            .to_lose
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1))
-            .is_ok()
+            .is_ok();
+        self.lost.fetch_add(u32::from(loses), Ordering::SeqCst);
+        loses
     }
 }

@@ -32,6 +32,8 @@ pub struct Report<'a> {
     pub started: Micros,
     pub history: &'a History,
     pub faults: &'a [Came],
+    /// Replies to writes that the relays threw away.
+    pub lost_replies: u32,
     pub findings: &'a [Finding],
 }
 
@@ -150,6 +152,7 @@ impl Report<'_> {
         }
         let kinds: Vec<_> = faults.iter().map(|(kind, count)| format!("{kind} {count}")).collect();
         println!("faults    {}: {}", faults.values().sum::<usize>(), kinds.join(", "));
+        println!("lost      {} replies to writes, by LoseReplies", self.lost_replies);
         if self.faults.iter().any(|came| came.skipped) {
             println!(
                 "skipped   FillDisk: PostgreSQL has no disk of its own, as root a tmpfs would be mounted"
@@ -159,10 +162,11 @@ impl Report<'_> {
         let accepted = deliveries.iter().filter(|d| (200..300).contains(&d.status)).count();
         let ids: BTreeSet<_> = deliveries.iter().map(|delivery| &delivery.id).collect();
         println!(
-            "rows      {} records, {} business rows, {} events",
+            "rows      {} records, {} business rows, {} events, {} of them dead as they should be",
             self.history.records.len(),
             self.history.effects.len(),
-            self.history.events.len()
+            self.history.events.len(),
+            self.history.events.iter().filter(|event| event.is_dead).count()
         );
         println!(
             "sink      {} deliveries of {} events, {accepted} of them accepted",

@@ -14,8 +14,9 @@ use onced::cli::dev::cluster::{Cluster, Options};
 use postgres::{Client, NoTls};
 use tempfile::TempDir;
 
-use crate::history::{Absence, Delivery, Micros, now};
-use crate::plan::Mood;
+use crate::clock::now;
+use crate::history::{Absence, Away, Delivery, Micros};
+use crate::plan::{Limits, Mood};
 use crate::proxy::{Proxy, Server};
 use crate::support::client;
 use crate::support::daemon::{Setup, root};
@@ -31,8 +32,13 @@ pub const DAEMONS: usize = 2;
 /// `http.wait` of the daemons.
 pub const WAIT: Duration = Duration::from_secs(5);
 
+/// An event that is never taken is dead after so many, within half a minute; one that nothing is wrong with is taken
+/// before that, since the sink is never away for so long.
+const ATTEMPTS: i64 = 22;
 const ROLE: &str = "onced_torture";
 const SINK_TIMEOUT: Duration = Duration::from_secs(1);
+/// What the sink never takes.
+const POISON: &str = r#""poison": true"#;
 /// How long something may take that is not under attack, on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(25);
@@ -82,7 +88,7 @@ struct SinkState {
 
 impl World {
     /// Starts everything for a run of so many minutes.
-    pub fn start(minutes: f64) -> anyhow::Result<World> {
+    pub fn start(minutes: f32, limits: Limits) -> anyhow::Result<World> {
         // Short, since the path of a socket has at most 107 bytes.
         let folder = tempfile::Builder::new().prefix("onced-torture-").tempdir_in("/tmp")?;
         let postgres = Postgres::start(&folder.path().join("pg"), minutes)?;
@@ -92,9 +98,10 @@ impl World {
         let socket = postgres.socket();
         let to_database = (0..DAEMONS).map(|_| Proxy::to(Server::Socket(socket.clone())));
         let to_database = to_database.collect::<std::io::Result<Vec<_>>>()?;
-        migrate(&postgres.dsn())?;
+        postgres.migrate()?;
         let daemons = to_database.iter().enumerate().map(|(number, proxy)| {
-            Daemon::new(number, proxy.address(), to_sink.address(), folder.path())
+            let setup = limits.put_into(configure(proxy.address(), to_sink.address()));
+            Daemon::new(number, setup, folder.path())
         });
         let world = World {
             daemons: daemons.collect(),
@@ -120,8 +127,8 @@ impl World {
     }
 
     /// Notes that a daemon was away.
-    pub fn was_away(&self, daemon: usize, from: Micros, frozen: bool) {
-        self.absences.lock().unwrap().push(Absence { daemon, from, to: now(), frozen });
+    pub fn was_away(&self, daemon: usize, from: Micros, kind: Away) {
+        self.absences.lock().unwrap().push(Absence { daemon, from, to: now(), kind });
     }
 
     /// The server; waits for a fault that is working on it.
@@ -142,7 +149,7 @@ impl World {
                 daemon.spawn()?;
                 daemon.comes_to("/healthz");
                 // It may have been gone for as long as it was not looked after.
-                self.was_away(number, from - 3_000_000, false);
+                self.was_away(number, from - 3_000_000, Away::Killed);
             }
         }
         Ok(())
@@ -155,38 +162,46 @@ fn configuration(dsn: &str) -> Setup {
     let mut setup = Setup::at(dsn)
         .set("operations.transfers.sql", file("transfers.sql"))
         .set("operations.transfers.setup", file("transfers.setup.sql"))
-        .set("operations.refunds.sql", file("refunds.sql"));
+        .set("operations.refunds.sql", file("refunds.sql"))
+        .set("operations.refunds.timeout", "2s");
     for (name, token) in PRINCIPALS {
         setup = setup.principal(name, token);
     }
     setup
 }
 
-fn migrate(dsn: &str) -> anyhow::Result<()> {
-    let ended = configuration(dsn).run(&["migrate"]);
-    ensure!(ended.status.success(), "onced migrate failed: {ended:#?}");
-    Ok(())
+/// The configuration of a daemon.
+fn configure(database: SocketAddr, sink: SocketAddr) -> Setup {
+    let (host, port) = (database.ip(), database.port());
+    configuration(&format!("host={host} port={port} user={ROLE} dbname={ROLE}"))
+        .write("sink-secret", &format!("whsec_{SECRET}"))
+        .set("shutdown_timeout", "20s")
+        .set("http.wait", format!("{}s", WAIT.as_secs()))
+        .set("writers.statement_timeout", "3s")
+        .set("writers.lock_timeout", "1s")
+        .set("sink.url", format!("http://{sink}/hook"))
+        .set("sink.allow_private", true)
+        .set("sink.secret_files", vec!["sink-secret"])
+        .set("sink.timeout", format!("{}s", SINK_TIMEOUT.as_secs()))
+        .set("relay.threads", 4)
+        .set("relay.lease", "3s")
+        .set("relay.backoff_min", "100ms")
+        .set("relay.backoff_max", "1s")
+        .set("relay.max_attempts", ATTEMPTS)
+}
+
+impl Limits {
+    fn put_into(self, setup: Setup) -> Setup {
+        setup
+            .set("http.waiters_per_key", self.waiters)
+            .set("writers.threads", self.writers)
+            .set("writers.queue", self.queue)
+            .set("writers.batch", self.batch)
+    }
 }
 
 impl Daemon {
-    fn new(number: usize, database: SocketAddr, sink: SocketAddr, folder: &Path) -> Daemon {
-        let (host, port) = (database.ip(), database.port());
-        let setup = configuration(&format!("host={host} port={port} user={ROLE} dbname={ROLE}"))
-            .write("sink-secret", &format!("whsec_{SECRET}"))
-            .set("shutdown_timeout", "10s")
-            .set("http.wait", format!("{}s", WAIT.as_secs()))
-            .set("http.waiters_per_key", 4)
-            .set("writers.threads", 3)
-            .set("writers.statement_timeout", "3s")
-            .set("writers.lock_timeout", "1s")
-            .set("sink.url", format!("http://{sink}/hook"))
-            .set("sink.allow_private", true)
-            .set("sink.secret_files", vec!["sink-secret"])
-            .set("sink.timeout", format!("{}s", SINK_TIMEOUT.as_secs()))
-            .set("relay.threads", 4)
-            .set("relay.lease", "3s")
-            .set("relay.backoff_min", "100ms")
-            .set("relay.backoff_max", "2s");
+    fn new(number: usize, setup: Setup, folder: &Path) -> Daemon {
         let log = folder.join(format!("daemon-{number}.log"));
         Daemon { number, setup, child: Mutex::default(), log }
     }
@@ -307,7 +322,7 @@ impl Drop for Daemon {
 }
 
 impl Postgres {
-    fn start(place: &Path, minutes: f64) -> anyhow::Result<Postgres> {
+    fn start(place: &Path, minutes: f32) -> anyhow::Result<Postgres> {
         fs::create_dir(place)?;
         let disk = Disk::mount(place, minutes);
         let mut postgres = Postgres { cluster: None, place: place.to_owned(), _disk: disk };
@@ -322,6 +337,7 @@ impl Postgres {
             ("min_wal_size", "48MB"),
             ("checkpoint_timeout", "30s"),
             ("shared_buffers", "32MB"),
+            ("wal_writer_delay", "2s"),
         ];
         let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
         let options =
@@ -333,6 +349,8 @@ impl Postgres {
     fn prepare(&self) -> anyhow::Result<()> {
         let mut session = self.session_in("postgres")?;
         session.batch_execute(&format!("CREATE ROLE {ROLE} LOGIN"))?;
+        // The daemons have to turn it on again, or a crash would lose what they have answered.
+        session.batch_execute(&format!("ALTER ROLE {ROLE} SET synchronous_commit = off"))?;
         session.batch_execute(&format!("CREATE DATABASE {ROLE} OWNER {ROLE}"))?;
         Ok(())
     }
@@ -343,6 +361,13 @@ impl Postgres {
 
     fn dsn(&self) -> String {
         format!("host={} user={ROLE} dbname={ROLE}", self.place.join("run").display())
+    }
+
+    /// Runs `onced migrate`, with the operations' setup.
+    pub fn migrate(&self) -> anyhow::Result<()> {
+        let ended = configuration(&self.dsn()).run(&["migrate"]);
+        ensure!(ended.status.success(), "onced migrate failed: {ended:#?}");
+        Ok(())
     }
 
     /// A session of the superuser in the daemons' database.
@@ -395,7 +420,7 @@ impl Postgres {
 
 impl Disk {
     /// `None` where we may not mount.
-    fn mount(place: &Path, minutes: f64) -> Option<Disk> {
+    fn mount(place: &Path, minutes: f32) -> Option<Disk> {
         if !geteuid().is_root() {
             return None;
         }
@@ -428,7 +453,10 @@ impl RecordingSink {
         let shared = Arc::clone(&state);
         let sink = Sink::answering(move |delivery, number| {
             let mut state = shared.lock().unwrap();
-            let reply = reply(state.mood, number);
+            let reply = match delivery.body.contains(POISON) {
+                true => Reply::status(500),
+                false => reply(state.mood, number),
+            };
             state.deliveries.push(Delivery {
                 at: now(),
                 id: delivery.id.clone(),

@@ -49,22 +49,21 @@ impl Place {
     pub(super) fn find(&self) -> anyhow::Result<Option<Open>> {
         let text = match fs::read(&self.file) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            text => text.with_context(|| format!("cannot read {}", self.file.display()))?,
+            text => text.with_context(|| {
+                format!("nothing was sent, since {} cannot be read", self.file.display())
+            })?,
         };
         let open = serde_json::from_slice(&text);
         open.map(Some).with_context(|| {
-            format!("{} is not of this program: move it away", self.file.display())
+            let file = self.file.display();
+            format!("nothing was sent, since {file} is not of this program: move it away")
         })
     }
 
     /// Keeps the call: when this returns it is on the disk, whole, for nobody else to read.
     pub(super) fn keep(&self, open: &Open) -> anyhow::Result<()> {
-        self.write(open).with_context(|| {
-            format!(
-                "nothing was sent, since the key cannot be kept in {}",
-                self.directory.display()
-            )
-        })
+        self.write(open)
+            .with_context(|| format!("the key cannot be kept in {}", self.directory.display()))
     }
 
     fn write(&self, open: &Open) -> anyhow::Result<()> {

@@ -53,7 +53,7 @@ Exit codes:
 Examples:
   onced call orders --key demo-001 --data '{\"item\": \"widget\", \"quantity\": 2}'
   onced call orders --key-from job=billing,date=2026-12-01 --data @order.json --deadline 5m
-  make-order | onced call orders --key demo-001 --data - --url https://onced.example --token-file token";
+  onced call orders --url https://onced.example --token-file token --key demo-001 --data - < order.json";
 
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
@@ -150,7 +150,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         key: intent.key.as_str().to_owned(),
         body,
     });
-    place.keep(&open)?;
+    place.keep(&open).context("nothing was sent")?;
     let client = Client::new(&url, token, 1);
     let mut ended = persist(&client, &route, &open, deadline, arguments.verbose);
     ended.is_open |= was_open;
@@ -287,12 +287,16 @@ fn finish(
         let line = cut(&plain(message), LINE_MAX).into_owned();
         complain(format_args!("{} {line}", styled_error(Style::Bad, "onced call:")));
     }
-    if outcome.is_known {
-        // After the answer was written: where that fails, the next run gets it again.
-        place.clear()?;
-    } else if ended.is_some() {
+    // After the answer was written: where that fails, the next run gets it again. What came of the call stands, also
+    // where the file does not obey; whoever finds it sends the same request, and gets the same answer.
+    let settled = match (outcome.is_known, ended) {
+        (true, _) => place.clear(),
         // Another run of the same job may have taken it away.
-        place.keep(open)?;
+        (false, Some(_)) if !place.file.exists() => place.keep(open),
+        (false, _) => Ok(()),
+    };
+    if let Err(error) = settled {
+        complain(format_args!("{} {error:#}", styled_error(Style::Odd, "onced call:")));
     }
     Ok(ExitCode::from(outcome.code))
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use super::super::client::{Client, Reply};
 use super::super::output::{complain, plain};
 use super::kept::Open;
-use super::verdict::{Conclusion, Verdict};
+use super::verdict::{Conclusion, Stored, Verdict};
 use crate::relay::backoff::Backoff;
 
 /// The waits between attempts.
@@ -43,16 +43,16 @@ pub(super) fn persist(
     loop {
         let remaining = end.saturating_duration_since(Instant::now());
         attempts += 1;
-        let (asked, why) =
-            match client.call_within(remaining, route, &header(&open.key), &open.body) {
-                Ok(reply) => match Verdict::of(&reply) {
-                    Verdict::Later { asked } => (asked, described(&reply)),
-                    Verdict::Final(conclusion) => {
-                        return Ended { attempts, end: End::Answer(conclusion, reply), is_open };
-                    }
-                },
-                Err(error) => (None, format!("{error:#}")),
-            };
+        let sent = client.call_within(remaining, route, &header(&open.key), &open.body);
+        let (asked, why) = match sent {
+            Ok(reply) => match Verdict::of(&reply, || look_up(client, &open.key, remaining)) {
+                Verdict::Later { asked } => (asked, described(&reply)),
+                Verdict::Final(conclusion) => {
+                    return Ended { attempts, end: End::Answer(conclusion, reply), is_open };
+                }
+            },
+            Err(error) => (None, format!("{error:#}")),
+        };
         is_open = true;
         let remaining = end.saturating_duration_since(Instant::now());
         let Some(wait) = next_wait(attempts - 1, asked, remaining, fastrand::f64()) else {
@@ -68,6 +68,13 @@ pub(super) fn persist(
         // A wait that nothing cuts short but the end of the process.
         crossbeam_channel::after(wait).recv().ok();
     }
+}
+
+/// What the daemon has stored of the key.
+fn look_up(client: &Client, key: &str, limit: Duration) -> Option<Stored> {
+    let key: String = url::form_urlencoded::byte_serialize(key.as_bytes()).collect();
+    let path = format!("/v1/requests/{}", key.replace('+', "%20"));
+    client.get_within(limit, &path).ok().as_ref().and_then(Stored::of)
 }
 
 /// The wait before the next attempt; none where no time is left for one. What the daemon asks for is kept to, and

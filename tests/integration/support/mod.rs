@@ -2,8 +2,10 @@
 
 pub mod client;
 pub mod daemon;
+pub mod load;
 pub mod postgres;
 pub mod proxy;
+pub mod server;
 pub mod sink;
 pub mod trips;
 pub mod vitals;

@@ -10,7 +10,7 @@ CREATE TABLE IF NOT EXISTS counters (name text PRIMARY KEY, value bigint NOT NUL
 INSERT INTO counters SELECT 'c' || n, 0 FROM generate_series(0, 7) AS n ON CONFLICT DO NOTHING;
 
 -- The request: {"n": a number, "counter": one that it raises, "events": how many, "order": their order key or null,
--- "sleep_ms": how long it takes, "end": how it ends}.
+-- "sleep_ms": how long it takes, "end": how it ends, "poison": whether its events are never taken}.
 CREATE OR REPLACE FUNCTION torture(
     operation text, request jsonb, key text, principal text, OUT status integer, OUT response jsonb, OUT events jsonb)
 LANGUAGE plpgsql AS $$
@@ -44,7 +44,8 @@ BEGIN
     status := 201;
     response := jsonb_build_object('effect', effect, 'request', request);
     SELECT jsonb_agg(
-        jsonb_build_object('type', 'torture.done', 'payload', jsonb_build_object('effect', effect, 'n', n))
+        jsonb_build_object('type', 'torture.done', 'payload', jsonb_build_object(
+            'effect', effect, 'n', n, 'poison', request -> 'poison'))
         || CASE WHEN request ->> 'order' IS NULL THEN '{}' ELSE jsonb_build_object('order', request -> 'order') END)
     INTO events FROM generate_series(1, (request ->> 'events')::integer) AS n;
 END
