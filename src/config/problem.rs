@@ -1,6 +1,6 @@
 //! What is wrong with a configuration: all of it at once, each with its place.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::path::PathBuf;
 
 /// Where something stands.
@@ -50,7 +50,14 @@ impl fmt::Display for Problem {
         if !self.key.is_empty() {
             write!(f, "{}: ", self.key.escape_debug())?;
         }
-        f.write_str(&self.message)
+        // A message may quote what was given, such as the name of a file.
+        self.message.chars().try_for_each(|character| {
+            if character.is_control() {
+                write!(f, "{}", character.escape_debug())
+            } else {
+                f.write_char(character)
+            }
+        })
     }
 }
 

@@ -104,7 +104,12 @@ BEGIN
                 RAISE SQLSTATE 'ONC02' USING MESSAGE = format('%s events are too many', jsonb_array_length(o_events));
             END IF;
             result := 'ran';
-        EXCEPTION WHEN OTHERS THEN
+            IF answer_status >= 400 THEN
+                RAISE SQLSTATE 'ONC06';
+            END IF;
+        EXCEPTION WHEN SQLSTATE 'ONC06' THEN
+            -- A refusal by a returned 4xx: what the operation had written is gone, its answer and its events stay.
+        WHEN OTHERS THEN
             GET STACKED DIAGNOSTICS code = RETURNED_SQLSTATE, note = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL,
                 place = PG_EXCEPTION_CONTEXT;
             answer_status := CASE

@@ -37,6 +37,10 @@ const GRACE: Duration = Duration::from_secs(5);
 /// How long a batch waits for a rival in another daemon that holds one of its keys.
 const CLAIM_WAIT_IN_A_BATCH: Duration = Duration::from_millis(50);
 
+/// The bodies of one batch have at most so many bytes together, or there is one. The statement's parameters have a limit
+/// in PostgreSQL (1 GB), and both sides hold all of them at once.
+const BATCH_BYTES: usize = 8 * 1024 * 1024;
+
 /// How often a call is run at most, where running it again may help: a deadlock's loser, a session whose plans went
 /// stale, a connection that broke. An operation that brings its backend down must not do so for ever.
 const AGAIN_MAX: usize = 5;
@@ -192,10 +196,12 @@ impl Writer {
                 self.inbox.recv().ok()?
             }
         };
+        let mut bytes = first.call.body.as_str().len();
         let mut batch = vec![first];
         while batch.len() < self.batch {
             let Some(job) = self.next_waiting() else { break };
-            if !self.may_join(&batch[0], &job) {
+            bytes += job.call.body.as_str().len();
+            if bytes > BATCH_BYTES || !self.may_join(&batch[0], &job) {
                 self.next.push(job);
                 break;
             }

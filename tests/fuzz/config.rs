@@ -121,8 +121,10 @@ fn configurations() {
                 for problem in &problems.0 {
                     let line = problem.to_string();
                     assert_is_fit_to_print(&line, 2 * text.len() + 1000);
-                    let is_toml = text.parse::<toml::Table>().is_ok();
-                    assert!(!is_toml || !line.contains("hunter2"), "a secret in {line}");
+                    // A password that stands where a time belongs is no secret of ours.
+                    let may_hold_secrets =
+                        ["", "database.url", "sink.url", "sink.proxy"].contains(&&*problem.key);
+                    assert!(!may_hold_secrets || !line.contains("hunter2"), "a secret in {line}");
                 }
             }
         }

@@ -438,6 +438,32 @@ fn text_of(length: usize) -> String {
 }
 
 #[test]
+fn large_bodies_do_not_pile_up_in_one_transaction() {
+    let database = Database::new();
+    let daemon = patient(&database)
+        .inline("length", "SELECT 200 AS status, to_jsonb(length($1 ->> 0)) AS response")
+        .set("http.max_body", "4MiB")
+        .set("writers.threads", 1)
+        .start();
+    let gate = database.shut_gate(1);
+    let mut slow = daemon.client().begin("sleepy", &fresh_key(), r#"{"gate": 1}"#);
+    gate.wait_for(1);
+    let body = format!("[{}]", text_of(3_000_000));
+    let mut calls: Vec<_> =
+        (0..12).map(|_| daemon.client().begin("length", &fresh_key(), &body)).collect();
+    until_eq("all of them wait", &12.0, || daemon.metric("onced_jobs_waiting"));
+
+    gate.open();
+
+    assert_eq!(slow.answer().status, 201);
+    for call in &mut calls {
+        assert_eq!(call.answer().text(), "2999998");
+    }
+    // 12 calls of 3 MB: two in a batch, not all of them.
+    assert_eq!(daemon.metric("onced_batch_size_count"), 7.0);
+}
+
+#[test]
 fn bytes_of_other_protocols_are_refused_or_closed() {
     let database = Database::new();
     let mut daemon = Setup::on(&database).set("http.read_timeout", "2s").start();

@@ -76,7 +76,7 @@ fn a_fault_that_an_operation_raises_is_unavailable_and_not_stored() {
 }
 
 #[test]
-fn a_refusal_that_the_operation_returns_keeps_its_writes_and_events() {
+fn a_refusal_that_the_operation_returns_has_its_answer_and_its_events_and_none_of_its_writes() {
     let database = Database::new();
     let daemon = Setup::on(&database).operation("shape").start();
     let key = fresh_key();
@@ -84,7 +84,7 @@ fn a_refusal_that_the_operation_returns_keeps_its_writes_and_events() {
     let answer = daemon.post("shape", &key, body);
     assert_eq!((answer.status, answer.text()), (402, r#"{"need": 5}"#));
     assert_eq!(answer.header("content-type"), Some("application/json"));
-    assert_eq!(database.counts_of(&key), Counts { records: 1, events: 1, business: 1 });
+    assert_eq!(database.counts_of(&key), Counts { records: 1, events: 1, business: 0 });
     assert_eq!(database.record(&key), Some(("rejected".to_owned(), 402)));
     assert!(daemon.post("shape", &key, body).is_replay());
 }
