@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded, never, select, tick};
 
-use crate::admin::Admin;
+use crate::admin::{self, Admin, Clerk};
 use crate::config::{Config, Problems};
 use crate::http::auth::Principals;
 use crate::http::front::{self, BindError, Limits, Server};
@@ -86,6 +86,8 @@ pub struct Daemon {
     stop: Sender<Infallible>,
     readiness: Readiness,
     principals: Arc<Principals>,
+    admin_token: Arc<admin::Token>,
+    clerk: Thread,
     admin: Server,
     prober: Thread,
     pruner: Thread,
@@ -116,7 +118,13 @@ impl Daemon {
         let addresses =
             (http_listener.local_addr().to_owned(), admin_listener.local_addr().to_owned());
 
-        let admin = Arc::new(Admin::new(&config.admin, readiness.clone()));
+        let admin_token = Arc::new(admin::Token::new(config.admin.token.clone()));
+        let (clerk, asking, clerk_pulse) = Clerk::start(store.clone(), &deaths)?;
+        let admin = Arc::new(Admin::new(admin::Needs {
+            clerk,
+            token: Arc::clone(&admin_token),
+            facts: admin::Facts::of(&config, &operations, readiness.clone()),
+        }));
         let admin = Server::start(admin_listener, admin_limits(&config), admin, &deaths)?;
         let (prober, probe_pulse) =
             prober::start(store.clone(), readiness.clone(), stopped.clone(), &deaths)?;
@@ -144,9 +152,8 @@ impl Daemon {
         });
         let http = Server::start(http_listener, http_limits(&config), Arc::new(api), &deaths)?;
 
-        let mut pulses = vec![probe_pulse, reader_pulse];
-        pulses.extend(relays.pulses());
-        pulses.extend(writers.pulses());
+        let mut pulses = vec![clerk_pulse, probe_pulse, reader_pulse];
+        pulses.extend(relays.pulses().into_iter().chain(writers.pulses()));
         observe::started(&addresses.0, &addresses.1, &config);
         signals::notify_ready();
         Ok(Daemon {
@@ -157,6 +164,8 @@ impl Daemon {
             stop,
             readiness,
             principals,
+            admin_token,
+            clerk: asking,
             admin,
             prober,
             pruner,
@@ -196,7 +205,7 @@ impl Daemon {
         }
     }
 
-    /// Takes over what can change while the daemon runs: principals and the sink's secrets.
+    /// Takes over what can change while the daemon runs: principals, the sink's secrets, the operators' token.
     fn reload(&mut self, read: Result<Config, Problems>) {
         match read {
             Err(problems) => observe::reload_refused(&problems),
@@ -208,6 +217,9 @@ impl Daemon {
                     needs_restart.push("principals".to_owned());
                 } else {
                     self.principals.replace(new.principals.clone());
+                }
+                if !self.admin_token.replace(new.admin.token.clone()) {
+                    needs_restart.push("admin.token_file".to_owned());
                 }
                 self.relays.reload(new.sink.as_ref().map_or_else(Vec::new, |s| s.secrets.clone()));
                 observe::reloaded(&needs_restart);
@@ -230,6 +242,7 @@ impl Daemon {
         left.extend(threads::join_all([self.pruner, self.prober, self.reader], deadline));
         // Last: it told of the stop all along.
         left.extend(self.admin.join(deadline));
+        left.extend(threads::join_all([self.clerk], deadline));
         self.signals.close(deadline);
         observe::stopped(&left);
         if left.is_empty() { end } else { Stopped::Badly }

@@ -6,9 +6,11 @@
 
 mod log;
 mod metrics;
+mod recent;
 
 pub use log::{check_filter, start_log};
 pub use metrics::{METRICS, METRICS_CONTENT_TYPE, Metrics, metrics_text};
+pub use recent::{Answered, recent_requests, request_history};
 
 /// A thread died by a panic: the daemon stops.
 pub fn thread_died(died: &crate::threads::Died) {
@@ -75,22 +77,22 @@ pub fn request_panicked(listener: &str, panic: &str) {
 }
 
 /// A request was answered with the outcome of a call.
-pub fn answered(
-    operation: &str,
-    request_id: &str,
-    outcome: &str,
-    status: u16,
-    elapsed: std::time::Duration,
-) {
-    METRICS.requests.with_label_values(&[operation, outcome]).inc();
+pub fn answered(answered: Answered) {
+    let Answered { operation, request_id, outcome, status, elapsed, .. } = &answered;
+    let operation = operation.name.as_str();
+    METRICS.requests.with_label_values(&[operation, *outcome]).inc();
     let elapsed_ms = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
-    tracing::debug!(request_id, operation, outcome, status, elapsed_ms, "answered");
+    tracing::debug!(%request_id, operation, outcome, status, elapsed_ms, "answered");
+    recent::note(answered);
 }
 
 /// A request to an operation was refused for its form: nothing was looked up.
-pub fn request_invalid(operation: &str, request_id: &str, detail: &str) {
-    METRICS.requests.with_label_values(&[operation, "invalid"]).inc();
-    tracing::debug!(request_id, operation, detail, "a request was not valid");
+pub fn request_invalid(answered: Answered, detail: &str) {
+    let Answered { operation, request_id, outcome, .. } = &answered;
+    let operation = operation.name.as_str();
+    METRICS.requests.with_label_values(&[operation, *outcome]).inc();
+    tracing::debug!(%request_id, operation, detail, "a request was not valid");
+    recent::note(answered);
 }
 
 /// A look-up of a stored outcome failed.
@@ -273,9 +275,9 @@ pub fn thread_stuck(thread: &str) {
     tracing::error!(thread, "a thread makes no progress; the watchdog is not fed");
 }
 
-/// Principals and secrets were read anew.
+/// Principals, secrets and the admin token were read anew.
 pub fn reloaded(needs_restart: &[String]) {
-    tracing::info!("principals and the sink's secrets were read anew");
+    tracing::info!("principals, the sink's secrets and the admin token were read anew");
     for key in needs_restart {
         tracing::warn!(key, "changed in the configuration; it takes effect at the next start");
     }
@@ -289,4 +291,14 @@ pub fn reload_refused(problems: &crate::config::Problems) {
 /// The service manager cannot be told anything.
 pub fn service_manager_deaf(error: &std::io::Error) {
     tracing::debug!(%error, "the service manager could not be notified");
+}
+
+/// An operator did something through the admin listener. `what` has the ids or the reason; `who` is what they said.
+pub fn operator_acted(action: &'static str, who: &str, what: &str, request_id: &str) {
+    tracing::info!(action, who, what, request_id, "an operator acted");
+}
+
+/// The database did not answer an operator's question.
+pub fn operator_question_failed(request_id: &str, fault: &crate::outcome::Fault) {
+    tracing::warn!(request_id, %fault, "an operator's question failed");
 }

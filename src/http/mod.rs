@@ -10,4 +10,4 @@ mod request;
 pub(crate) mod request_id;
 
 pub use request::{Api, Needs};
-pub(crate) use request::{malformed, not_allowed};
+pub(crate) use request::{malformed, not_allowed, percent_decoded};

@@ -11,7 +11,7 @@ use super::problem::{self, Kind};
 use super::{host, request_id};
 use crate::call::key::BadKey;
 use crate::call::{self, Call, IdempotencyKey, Scope};
-use crate::observe;
+use crate::observe::{self, Answered};
 use crate::operations::Operation;
 use crate::outcome::{Outcome, Reason};
 use crate::pending::{self, Progress};
@@ -80,8 +80,9 @@ impl Api {
         if !caller.may_call(&operation.name) {
             return Err(refuse(problem::FORBIDDEN, "You may not call this operation."));
         }
-        let invalid = |kind, detail: &str| {
-            observe::request_invalid(&operation.name, id, detail);
+        let invalid = |kind: Kind, detail: &str| {
+            let answered = answered_invalid(operation, &caller.scope, id);
+            observe::request_invalid(Answered { status: kind.status, ..answered }, detail);
             refuse(kind, detail)
         };
         if head.query.is_some() {
@@ -200,21 +201,28 @@ impl Service for Api {
         let (body, fingerprint) = match call::read_body(&operation.name, body) {
             Ok(read) => read,
             Err(bad) => {
-                observe::request_invalid(&operation.name, &id, &bad.to_string());
+                let answered = answered_invalid(&operation, &caller.scope, &id);
+                observe::request_invalid(
+                    Answered { key: Some(key), elapsed: began.elapsed(), ..answered },
+                    &bad.to_string(),
+                );
                 return problem::response(problem::BODY_INVALID, &bad.to_string(), &id);
             }
         };
+        let (scope, asked) = (caller.scope.clone(), key.clone());
         let call =
             Call { scope: caller.scope, key, operation: Arc::clone(&operation), fingerprint, body };
         let outcome = self.outcome(call, &id, client);
         let response = answer::of(&outcome, self.needs.mismatch_status, &id);
-        observe::answered(
-            &operation.name,
-            &id,
-            answer::label(&outcome),
-            response.status,
-            began.elapsed(),
-        );
+        observe::answered(Answered {
+            operation,
+            scope,
+            key: Some(asked),
+            request_id: id,
+            outcome: answer::label(&outcome),
+            status: response.status,
+            elapsed: began.elapsed(),
+        });
         response
     }
 
@@ -267,6 +275,19 @@ pub(crate) fn not_allowed(allowed: &str, id: &str) -> Response {
     response
 }
 
+/// A request that was refused for its form, before there was a key.
+fn answered_invalid(operation: &Arc<Operation>, scope: &Scope, id: &str) -> Answered {
+    Answered {
+        operation: Arc::clone(operation),
+        scope: scope.clone(),
+        key: None,
+        request_id: id.into(),
+        outcome: "invalid",
+        status: problem::BODY_INVALID.status,
+        elapsed: Duration::ZERO,
+    }
+}
+
 fn kind_of(bad: &BadKey) -> Kind {
     if *bad == BadKey::Missing { problem::KEY_MISSING } else { problem::KEY_INVALID }
 }
@@ -303,7 +324,7 @@ fn check_media(head: &Head<'_>) -> Result<(), &'static str> {
 }
 
 /// Decodes percent-escapes once. The front has checked their form.
-fn percent_decoded(text: &str) -> Option<String> {
+pub(crate) fn percent_decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&byte, tail)) = rest.split_first() {

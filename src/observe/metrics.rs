@@ -14,7 +14,7 @@ pub static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
 pub const METRICS_CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// The outcomes that `onced_requests_total` tells apart.
-const OUTCOMES: [&str; 8] = [
+pub(super) const OUTCOMES: [&str; 8] = [
     "executed",
     "refused",
     "replayed",
@@ -98,6 +98,17 @@ impl Metrics {
             connections: gauges(r, "onced_connections", "Open connections of clients.", &["listener"]),
             registry,
         }
+    }
+
+    /// Requests to these operations since the start, summed by outcome.
+    pub fn requests_by_outcome<'a>(
+        &self,
+        operations: &(impl Iterator<Item = &'a str> + Clone),
+    ) -> [(&'static str, u64); OUTCOMES.len()] {
+        OUTCOMES.map(|outcome| {
+            let count = |operation| self.requests.with_label_values(&[operation, outcome]).get();
+            (outcome, operations.clone().map(count).sum())
+        })
     }
 
     /// Shows the known label sets from the start, so that a first event is a step and not a new series.

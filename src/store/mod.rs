@@ -46,14 +46,14 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("records::PROBE", records::PROBE),
 ];
 
-/// Connections that are neither a writer's nor a relay's: the pruner's, the prober's and the reader's.
-const OTHER_CONNECTIONS: usize = 3;
+/// Connections that are neither a writer's nor a relay's: the pruner's, the prober's, the reader's and the clerk's.
+const OTHER_CONNECTIONS: usize = 4;
 
 /// Claims, settlements, look-ups and deletions are small by their own limits: one that takes this long is stuck.
-const OTHER_STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
+pub const OTHER_STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The database. Cloning it shares the connections: at most `writers.threads` for writes, and `relay.connections` and
-/// three for the rest, so that neither side can starve the other.
+/// four for the rest, so that neither side can starve the other.
 #[derive(Clone)]
 pub struct Store {
     writers: Pool,

@@ -5,13 +5,15 @@ use std::time::Duration;
 
 use postgres::types::{ToSql, Type};
 use postgres::{Client, Row};
+use serde::Serialize;
 
 use super::events::{Param, run, to_i64, to_millis};
 use super::fault::classify;
 use crate::outcome::Fault;
 
 /// Where an event stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum State {
     /// It waits for delivery, or is being delivered.
     Pending,
@@ -59,16 +61,19 @@ pub struct Filter {
     pub event_key: Option<String>,
 }
 
-/// An event for people. Times are UTC, RFC 3339.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// An event for people. Times are UTC, RFC 3339. As JSON it is without its payload, and members are only ever added.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Entry {
     /// The row's number.
+    #[serde(rename = "event_id")]
     pub id: i64,
     /// Its identity.
     pub event_key: String,
     /// Its type.
+    #[serde(rename = "type")]
     pub event_type: String,
     /// Whose key it was.
+    #[serde(rename = "principal")]
     pub scope: String,
     /// The key of the request that wrote it.
     pub idempotency_key: String,
@@ -95,6 +100,7 @@ pub struct Entry {
     /// Its order key.
     pub order_key: Option<String>,
     /// The payload, as `jsonb` renders it.
+    #[serde(skip)]
     pub payload: String,
 }
 
@@ -272,6 +278,13 @@ pub fn change_events_telling(
     Ok(changed)
 }
 
+/// Changes one event, where it is in the state that the change is for. False where it is not, or is not there.
+pub fn change_event(client: &mut Client, change: Change<'_>, id: i64) -> Result<bool, Fault> {
+    let filter = change.narrow(&Filter::default());
+    let changed = change_some(client, change, &filter, (id.saturating_sub(1), id, 1))?;
+    Ok(!changed.is_empty())
+}
+
 fn change_some(
     client: &mut Client,
     change: Change<'_>,
@@ -352,7 +365,7 @@ pub fn backlog(client: &mut Client) -> Result<Backlog, Fault> {
 }
 
 /// Who paused the sink, when and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Pause {
     /// When, RFC 3339 in UTC.
     pub at: String,

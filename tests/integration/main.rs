@@ -12,6 +12,7 @@ mod testbed; // what the tests of the store share
 
 mod abuse; // harm that is meant: memory, threads and service stay as they were
 mod acceptance; // the acceptance of the contract, A1 to A7
+mod admin; // the operator's page and its API
 mod batches; // requests that share a transaction do not notice each other
 mod call; // the caller's half of the command line
 mod canonical; // what a body may be, asked of PostgreSQL

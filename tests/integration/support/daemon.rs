@@ -180,6 +180,12 @@ impl Setup {
         self
     }
 
+    /// Takes the operators' token away.
+    pub fn without_admin_token(mut self) -> Setup {
+        self.config["admin"].as_table_mut().expect("a section").remove("token_file");
+        self
+    }
+
     fn add_principal(mut self, principal: Table) -> Setup {
         let list = self.config.entry("principals").or_insert_with(|| Value::Array(Vec::new()));
         list.as_array_mut().expect("a list").push(principal.into());
