@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -64,8 +65,8 @@ class Cluster:
     def __init__(self, folder, process_id, port):
         self.folder, self.pid, self.port = folder, process_id, port
 
-    def url(self, database):
-        return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
+    def url(self, database, port=None):
+        return f"postgresql://postgres@127.0.0.1:{port or self.port}/{database}"
 
     def sql(self, database, *statements):
         """Runs statements, each in a transaction of its own, and returns what the last one printed."""
@@ -79,6 +80,22 @@ class Cluster:
 
     def empty(self, database):
         self.sql(database, "TRUNCATE idempotency_records, outbox_events, orders", "CHECKPOINT")
+
+    def fill(self, database, rows):
+        """Old records and sent events, as the daemon leaves them; their keys are ordered by time."""
+        self.sql(
+            database,
+            f"""INSERT INTO idempotency_records (scope, key, operation, request_hash, status, http_status,
+                                                 response_json)
+                SELECT '', to_char(n, 'FM00000000') || '-0000-7000-8000-000000000000', 'orders',
+                       'v1:' || encode(sha256(n::text::bytea), 'hex'), 'succeeded', 201,
+                       '{{"id": 1, "item": "widget", "quantity": 2, "created_at": "2026-12-01T09:30:00Z"}}'
+                FROM generate_series(1, {rows}) AS n""",
+            f"""INSERT INTO outbox_events (scope, idempotency_key, event_key, event_type, payload, sent_at, attempts)
+                SELECT '', k, k || ':1', 'order.created', '{{"id": 1, "item": "widget", "quantity": 2}}', now(), 1
+                FROM generate_series(1, {rows}) AS n,
+                     concat(to_char(n, 'FM00000000'), '-0000-7000-8000-000000000000') AS k""",
+            "VACUUM ANALYZE", "CHECKPOINT")
 
     def wal(self):
         return self.number("postgres", "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint")
@@ -118,14 +135,15 @@ def cluster():
 class Daemon:
     """`onced serve` with the shipped configuration, on a database of the cluster. ONCED_… variables override."""
 
-    def __init__(self, cluster, database, lines=()):
+    def __init__(self, cluster, database, lines=(), port=None):
+        """With `port` it reaches the database there, which is where a proxy listens."""
         self.http, self.admin = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.http}/v1/orders"
-        self.log = cluster.folder / f"{database}.log"
-        self.config = cluster.folder / f"{database}.toml"
+        self.log = cluster.folder / f"{database}-{self.http}.log"
+        self.config = cluster.folder / f"{database}-{self.http}.toml"
         operations = ROOT / "config/operations"
         text = [f'http.listen = "127.0.0.1:{self.http}"', f'admin.listen = "127.0.0.1:{self.admin}"',
-                f'database.url = "{cluster.url(database)}"', f'operations.orders.sql = "{operations}/orders.sql"',
+                f'database.url = "{cluster.url(database, port)}"', f'operations.orders.sql = "{operations}/orders.sql"',
                 f'operations.orders.setup = "{operations}/orders.setup.sql"', *lines]
         self.config.write_text("\n".join(text) + "\n")
 
@@ -240,3 +258,40 @@ def post(url, key):
         return answer.status, answer.read().decode()
     finally:
         connection.close()
+
+
+def machine(*more):
+    """What the figures were measured on, as a list; `more` is a command that tells of another program."""
+    def said(*command):
+        return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout.strip()
+
+    cpu_lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(": ")[1] for line in cpu_lines if line.startswith("model name")), platform.machine())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    overrides = ", ".join(f"{k}={v}" for k, v in sorted(os.environ.items())
+                          if k.startswith("ONCED_") and k not in ("ONCED_PG_BIN", "ONCED_BENCH_DIR"))
+    return "\n".join(f"- {line}" for line in [
+        f"{os.cpu_count()} × {model}, {memory:.0f} GB of memory, Linux {platform.release()}",
+        f"{said(ONCED, '--version')}, commit {said('git', 'rev-parse', '--short', 'HEAD')}, "
+        f"settings: {overrides or 'as shipped'}",
+        f"{said(PG_BIN / 'postgres', '--version')}, settings: as shipped but "
+        + ", ".join(f"{k} = {v}" for k, v in SETTINGS.items()),
+        said("wrk", "-v").splitlines()[0].split(" Copyright")[0] + (f", {more[0]} {said(*more)}" if more else ""),
+        f"measured on {time.strftime('%Y-%m-%d')}",
+    ])
+
+
+PAGE = ROOT / "docs/performance.md"
+PARTS = ["ratios", "growth"]
+
+
+def write_part(part, text):
+    """Puts a part of docs/performance.md in its place, and leaves what is around it."""
+    mark = lambda name, end: f"<!-- {name}: {end} -->"
+    page = PAGE.read_text() if PAGE.exists() else "# Performance\n"
+    for name in PARTS:
+        if mark(name, "begin") not in page:
+            page += f"\n{mark(name, 'begin')}\n{mark(name, 'end')}\n"
+    before, rest = page.split(mark(part, "begin"))
+    after = rest.split(mark(part, "end"))[1]
+    PAGE.write_text(f"{before}{mark(part, 'begin')}\n{text.strip()}\n{mark(part, 'end')}{after}")

@@ -1,5 +1,5 @@
--- Usage: wrk -t THREADS -c CONNECTIONS -d TIME -s load.lua URL -- MODE [N]
---   new         every request has a key of its own, ordered by time as UUIDv7 are
+-- Usage: wrk -t THREADS -c CONNECTIONS -d TIME -s load.lua URL -- MODE [N | FILE]
+--   new [FILE]  every request has a key of its own, ordered by time as UUIDv7 are; FILE holds the body
 --   paced N     the same, with pauses of N ms on average between an answer and the next request
 --   spread N    the keys seed-1 to seed-N, at random
 --   hot         one key
@@ -29,6 +29,7 @@ end
 function init(args)
     local mode, n = args[1], tonumber(args[2])
     local text = mode == "event" and EVENT or BODY
+    if mode == "new" and args[2] then text = assert(io.open(args[2])):read("*a") end
     local extra = mode == "event"
         and "webhook-id: 0193807c-5a1e-7a3e-9d6f-2f4c8d1b7a90:1\r\nwebhook-timestamp: 1764581400\r\n"
             .. "webhook-signature: v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=\r\n" or ""

@@ -1,14 +1,9 @@
 """The speed of a write and of a replay, as ratios to the ceiling: pgbench with one function that does the same."""
 
 import argparse
-import os
-import platform
 import statistics
-import subprocess
 import sys
-import time
 from contextlib import ExitStack
-from pathlib import Path
 
 import bed
 
@@ -69,22 +64,9 @@ class Bench:
         return count
 
     def grow(self):
-        """Old records and sent events, as the daemon leaves them; their keys are ordered by time."""
         for database in ["ceiling", "writes"]:
             print(f"filling {database} with {self.rows} records and events", file=sys.stderr)
-            self.cluster.sql(
-                database,
-                f"""INSERT INTO idempotency_records (scope, key, operation, request_hash, status, http_status,
-                                                     response_json)
-                    SELECT '', to_char(n, 'FM00000000') || '-0000-7000-8000-000000000000', 'orders',
-                           'v1:' || encode(sha256(n::text::bytea), 'hex'), 'succeeded', 201,
-                           '{{"id": 1, "item": "widget", "quantity": 2, "created_at": "2026-12-01T09:30:00Z"}}'
-                    FROM generate_series(1, {self.rows}) AS n""",
-                f"""INSERT INTO outbox_events (scope, idempotency_key, event_key, event_type, payload, sent_at, attempts)
-                    SELECT '', k, k || ':1', 'order.created', '{{"id": 1, "item": "widget", "quantity": 2}}', now(), 1
-                    FROM generate_series(1, {self.rows}) AS n,
-                         concat(to_char(n, 'FM00000000'), '-0000-7000-8000-000000000000') AS k""",
-                "VACUUM ANALYZE", "CHECKPOINT")
+            self.cluster.fill(database, self.rows)
 
     def note(self, name, value):
         self.figures.setdefault(name, []).append(value)
@@ -205,30 +187,8 @@ def table(figures, aims):
     return "\n".join(lines)
 
 
-def machine():
-    """What the figures were measured on."""
-    def said(*command):
-        return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True).stdout.strip()
-
-    cpu_lines = Path("/proc/cpuinfo").read_text().splitlines()
-    model = next((line.split(": ")[1] for line in cpu_lines if line.startswith("model name")), platform.machine())
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    overrides = ", ".join(f"{k}={v}" for k, v in sorted(os.environ.items())
-                          if k.startswith("ONCED_") and k not in ("ONCED_PG_BIN", "ONCED_BENCH_DIR"))
-    return "\n".join(f"- {line}" for line in [
-        f"{os.cpu_count()} × {model}, {memory:.0f} GB of memory, Linux {platform.release()}",
-        f"{said(bed.ONCED, '--version')}, commit {said('git', 'rev-parse', '--short', 'HEAD')}, "
-        f"settings: {overrides or 'as shipped'}",
-        f"{said(bed.PG_BIN / 'postgres', '--version')}, settings: as shipped but "
-        + ", ".join(f"{k} = {v}" for k, v in bed.SETTINGS.items()),
-        f"{said('wrk', '-v').splitlines()[0].split(' Copyright')[0]}, Node {said('node', '--version')}",
-        f"measured on {time.strftime('%Y-%m-%d')}",
-    ])
-
-
-PAGE = """# Performance
-
-`scripts/bench` wrote this page. Absolute rates say more of a machine than of a program, so a figure here is a ratio, of
+PART = """
+`scripts/bench` wrote this part. Absolute rates say more of a machine than of a program, so a figure here is a ratio, of
 runs that alternate: to the *ceiling*, which is `pgbench` with 16 clients, prepared statements and one function that writes
 what the operation `orders` and its record write ([benches/ceiling.sql](../benches/ceiling.sql)). The load, the
 daemon and PostgreSQL share the machine; a write is one that has reached the disk. A run takes {seconds} s and stands between two
@@ -266,9 +226,9 @@ def main():
         print(table(bench.figures, {**AIMS, **GROWN}))
         print(f"dropped, since the ceiling moved: {bench.dropped}")
         if not arguments.quick and not arguments.rows:
-            page = PAGE.format(seconds=arguments.seconds, dropped=bench.dropped, seeds=bench.seeds, machine=machine(),
-                               table=table(bench.figures, AIMS))
-            (bed.ROOT / "docs/performance.md").write_text(page)
+            part = PART.format(seconds=arguments.seconds, dropped=bench.dropped, seeds=bench.seeds,
+                               machine=bed.machine("node", "--version"), table=table(bench.figures, AIMS))
+            bed.write_part("ratios", part)
 
 
 main()
