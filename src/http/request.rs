@@ -134,10 +134,15 @@ impl Api {
     }
 
     /// Hands the call over and waits for its outcome, as long as the caller does.
-    fn outcome(&self, call: Call, id: &Arc<str>, client: &Client) -> Outcome {
+    fn outcome(
+        &self,
+        call: Call,
+        whose: (&Scope, &IdempotencyKey),
+        id: &Arc<str>,
+        client: &Client,
+    ) -> Outcome {
         let (pending, waiting) = pending::pair();
         let deadline = Instant::now() + self.needs.wait;
-        let (scope, key) = (call.scope.clone(), call.key.clone());
         self.needs.desk.submit(Job { call, pending, deadline, request_id: Arc::clone(id) });
         let end = deadline + MARGIN;
         loop {
@@ -151,7 +156,7 @@ impl Api {
                     Err(outcome) => return outcome,
                     Ok(progress) => progress,
                 };
-                self.needs.desk.let_go(scope, key);
+                self.needs.desk.let_go(whose.0.clone(), whose.1.clone());
                 return match progress {
                     Progress::Begun | Progress::Parked => Outcome::InProgress,
                     Progress::Queued => Outcome::Unavailable(Reason::Deadline),
@@ -212,7 +217,7 @@ impl Service for Api {
         let (scope, asked) = (caller.scope.clone(), key.clone());
         let call =
             Call { scope: caller.scope, key, operation: Arc::clone(&operation), fingerprint, body };
-        let outcome = self.outcome(call, &id, client);
+        let outcome = self.outcome(call, (&scope, &asked), &id, client);
         let response = answer::of(&outcome, self.needs.mismatch_status, &id);
         observe::answered(Answered {
             operation,
