@@ -53,7 +53,7 @@ pub enum StartError {
     #[error(transparent)]
     Bind(#[from] BindError),
     /// The system refused a thread or a signal.
-    #[error("cannot start: {0}")]
+    #[error("cannot start")]
     System(#[from] io::Error),
 }
 
@@ -290,7 +290,8 @@ fn check_database(store: &Store, operations: &[Operation]) -> Result<(), StartEr
 
 /// A database that is away is waited for; what no waiting helps with is told at once.
 fn started_without(fault: Fault) -> Result<(), StartError> {
-    if fault.kind == FaultKind::Unusable {
+    // A missing right, too, stays until a person grants it.
+    if matches!(fault.kind, FaultKind::Unusable | FaultKind::Broken) {
         return Err(StartError::Unusable(fault));
     }
     observe::started_without_database(&fault);

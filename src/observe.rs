@@ -40,6 +40,12 @@ pub fn call_failed(request_id: &str, call: &crate::call::Call, fault: &crate::ou
     }
 }
 
+/// An operation raised a refusal. The caller gets its SQLSTATE; what the database said is here and only here.
+pub fn call_refused(request_id: &str, call: &crate::call::Call, reason: &crate::outcome::Fault) {
+    let (scope, operation) = (call.scope.as_str(), call.operation.name.as_str());
+    tracing::info!(request_id, scope, operation, %reason, "a call was refused");
+}
+
 /// A call is run again after a fault that this may help against.
 pub fn call_runs_again(request_id: &str, call: &crate::call::Call, fault: &crate::outcome::Fault) {
     let (scope, operation) = (call.scope.as_str(), call.operation.name.as_str());

@@ -52,6 +52,11 @@ impl Pending {
         self.advance(Progress::Parked);
     }
 
+    /// Says that the job waits for a writer again.
+    pub fn queue_again(&self) {
+        self.advance(Progress::Queued);
+    }
+
     /// Says that the job will be run now. False where nobody waits for it any more: then it must not be.
     #[must_use]
     pub fn begin(&self) -> bool {

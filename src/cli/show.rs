@@ -39,7 +39,10 @@ fn nothing(arguments: &Arguments) -> String {
         "" => "without a principal (give one with --scope)".to_owned(),
         scope => format!("of {}", plain(scope)),
     };
-    format!("There is no record of the key {key} {whose}: it was never used, or is purged.")
+    format!(
+        "There is no record of the key {key} {whose}: it was never used, is in progress, ended \
+         in an error that is not stored, or was purged."
+    )
 }
 
 fn tell(record: &Record) {

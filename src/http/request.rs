@@ -143,7 +143,8 @@ impl Api {
     ) -> Outcome {
         let (pending, waiting) = pending::pair();
         let deadline = Instant::now() + self.needs.wait;
-        self.needs.desk.submit(Job { call, pending, deadline, request_id: Arc::clone(id) });
+        let request_id = Arc::clone(id);
+        self.needs.desk.submit(Job { call, pending, deadline, request_id, alone: false });
         let end = deadline + MARGIN;
         loop {
             let now = Instant::now();

@@ -312,7 +312,8 @@ SET attempts = e.attempts + 1, due_at = now() + failed.delay_ms * interval '1 mi
     last_error = failed.error, failing_since = coalesce(e.failing_since, now()),
     dead_at = CASE
         WHEN failed.dies THEN now()
-        WHEN failed.ages AND e.failing_since <= now() - $7 * interval '1 millisecond' THEN now()
+        WHEN failed.ages AND e.attempts - e.forgiven >= 4
+         AND e.failing_since <= now() - $7 * interval '1 millisecond' THEN now()
     END
 FROM unnest($1::bigint[], $2::bigint[], $3::integer[], $4::bigint[], $5::text[], $6::boolean[], $8::boolean[])
     AS failed (id, number, attempts, delay_ms, error, dies, ages)
@@ -337,8 +338,8 @@ pub struct Recorded {
     pub is_dead: bool,
 }
 
-/// Records failed attempts; an event that has been failing for `give_up_after` is dead by it. How old it is does not
-/// matter: after an outage, or a pause, the first hiccup must not kill all that waited. Returns those that were still the
+/// Records failed attempts; an event that has been failing for `give_up_after`, five times at least, is dead by it. How
+/// old it is does not matter: after an outage or a pause the first hiccup must not kill all that waited. Returns those that were still the
 /// claimer's to settle. Safe to repeat.
 pub fn settle_failed(
     client: &mut Client,

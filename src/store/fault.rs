@@ -67,6 +67,8 @@ pub(super) fn kind_of(sqlstate: &str, message: &str, routine: &str) -> FaultKind
         // Somebody dropped our functions, as DISCARD ALL does.
         "42883" | "3F000" if message.contains("pg_temp") => FaultKind::Stale,
         "57000" => FaultKind::Overloaded,
+        // An object that another session uses; the rest of its class is a wrong statement.
+        "55006" => FaultKind::Conflict,
         _ => kind_of_class(sqlstate.get(..2).unwrap_or_default()),
     }
 }
@@ -75,8 +77,8 @@ fn kind_of_class(class: &str) -> FaultKind {
     match class {
         // Connection; operator intervention: shut down, starting up.
         "08" | "57" => FaultKind::Unreachable,
-        // A deadlock, a serialization failure; an object that another session uses.
-        "40" | "55" => FaultKind::Conflict,
+        // A deadlock, a serialization failure.
+        "40" => FaultKind::Conflict,
         // Resources; the server's own input and output.
         "53" | "58" => FaultKind::Overloaded,
         _ => FaultKind::Broken,

@@ -69,7 +69,7 @@ pub struct OpenError(String);
 /// statements have no time limit.
 pub fn connect(database: &config::Database) -> Result<postgres::Client, ConnectError> {
     let recipe = Recipe::new(database, None).map_err(OpenError)?;
-    Ok(recipe.connect()?.client)
+    Ok(recipe.connect().map_err(ConnectError::Fault)?.client)
 }
 
 /// Why there is no connection.
@@ -80,7 +80,7 @@ pub enum ConnectError {
     Open(#[from] OpenError),
     /// The server cannot be reached, or not be used.
     #[error("cannot connect to the database: {0}")]
-    Fault(#[from] Fault),
+    Fault(Fault),
 }
 
 impl Store {

@@ -76,6 +76,13 @@ pub struct Request<'a> {
 pub enum Written {
     /// The operation ran now, and the answer is stored and committed.
     Ran(Answer),
+    /// The operation raised a refusal now, and it is stored and committed.
+    Refused {
+        /// What every caller gets.
+        answer: Answer,
+        /// What the database said, for the log: it may hold names of tables and values of rows.
+        reason: Fault,
+    },
     /// An earlier call was answered with this.
     Exists {
         /// The stored answer.
@@ -302,7 +309,11 @@ fn replies(rows: &[&Row], count: usize) -> Result<Vec<Reply>, Fault> {
 fn reply(row: &Row) -> Result<Reply, postgres::Error> {
     let result: &str = row.try_get("result")?;
     let written = match result {
-        "ran" | "refused" => Written::Ran(answer(row)?),
+        "ran" => Written::Ran(answer(row)?),
+        "refused" => Written::Refused {
+            answer: answer(row)?,
+            reason: operation_fault(row.try_get("code")?, row.try_get("note")?),
+        },
         "exists" => {
             Written::Exists { answer: answer(row)?, stored_hash: row.try_get("stored_hash")? }
         }

@@ -20,7 +20,7 @@ LANGUAGE plpgsql AS $onced$
 DECLARE
     claimed integer[];  rows tid[];  unused tid[];
     telling integer[];  told jsonb[];  ordered boolean := false;  expected bigint := 0;  written bigint;
-    began timestamptz;  running boolean;  place text;  detail text;
+    began timestamptz;  running boolean;  place text;  detail text;  rule text;  its_table text;
     o_status numeric;  o_response jsonb;  o_events jsonb;
 BEGIN
     -- Claim. The insert waits for a rival that holds the key; the next statement sees what that one committed. Every
@@ -111,9 +111,12 @@ BEGIN
             -- A refusal by a returned 4xx: what the operation had written is gone, its answer and its events stay.
         WHEN OTHERS THEN
             GET STACKED DIAGNOSTICS code = RETURNED_SQLSTATE, note = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL,
-                place = PG_EXCEPTION_CONTEXT;
+                place = PG_EXCEPTION_CONTEXT,
+                rule = CONSTRAINT_NAME, its_table = TABLE_NAME;
             answer_status := CASE
                 WHEN NOT running THEN NULL
+                -- A sequence is used up; a partition is missing. The request is not to blame, and it may be mended.
+                WHEN code = '2200H' OR code = '23514' AND rule = '' AND its_table <> '' THEN NULL
                 WHEN code ~ '^PT4[0-9][0-9]$' THEN substr(code, 3)::integer
                 WHEN code IN ('23505', '23503', '23P01') THEN 409
                 WHEN code = 'P0001' OR code LIKE '22%' OR code LIKE '23%' THEN 422
@@ -177,9 +180,9 @@ BEGIN
         WHERE e.event ? 'payload' AND e.event - '{type,payload,key,order}'::text[] = '{}'
           AND jsonb_typeof(e.event -> 'type') = 'string' AND length(e.event ->> 'type') BETWEEN 1 AND 200
           AND e.event ->> 'type' !~ '[^A-Za-z0-9_.]'
-          AND coalesce(jsonb_typeof(e.event -> 'key'), 'string') = 'string'
+          AND coalesce(jsonb_typeof(e.event -> 'key'), 'null') IN ('string', 'null')
           AND coalesce(length(e.event ->> 'key') <= 100 AND e.event ->> 'key' ~ '^[A-Za-z][A-Za-z0-9_-]*$', true)
-          AND coalesce(jsonb_typeof(e.event -> 'order'), 'string') = 'string'
+          AND coalesce(jsonb_typeof(e.event -> 'order'), 'null') IN ('string', 'null')
           AND coalesce(length(e.event ->> 'order') BETWEEN 1 AND 200, true)
         ORDER BY t.n, e.n;
         GET DIAGNOSTICS written = ROW_COUNT;

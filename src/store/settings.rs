@@ -135,7 +135,8 @@ impl Recipe {
         session.options(&options);
         let patience = Patience::new(self.connector.handshake);
         let connector = Connector { patience: patience.clone(), ..self.connector.clone() };
-        let mut client = session.connect(connector).map_err(|error| connect_fault(&error))?;
+        let mut client =
+            session.connect(connector).map_err(|error| connect_fault(&self.session, &error))?;
         let lower = check_arrived(&mut client, &settings)?;
         let set = format!("{TAKE_SESSION}; {}", self.set);
         client.batch_execute(&set).map_err(|error| fault::classify_connect(&error))?;
@@ -227,8 +228,9 @@ fn bound_silence(session: &mut postgres::Config) {
     }
 }
 
-fn connect_fault(error: &postgres::Error) -> Fault {
+fn connect_fault(session: &postgres::Config, error: &postgres::Error) -> Fault {
     let mut fault = fault::classify_connect(error);
+    fault.text = format!("{}: {}", destination(session), fault.text);
     if fault.text.contains("unsupported startup parameter") {
         fault.kind = FaultKind::Unusable;
         fault.text.push_str(
@@ -238,6 +240,21 @@ fn connect_fault(error: &postgres::Error) -> Fault {
         );
     }
     fault
+}
+
+/// Where a connection was to go, for a person who has several databases.
+fn destination(session: &postgres::Config) -> String {
+    let ports = session.get_ports();
+    let host = |(place, host): (usize, &Host)| {
+        let port = ports.get(place).or(ports.first()).copied().unwrap_or(5432);
+        match host {
+            Host::Tcp(name) => format!("{name}:{port}"),
+            Host::Unix(folder) => format!("{} (port {port})", folder.display()),
+        }
+    };
+    let hosts = session.get_hosts().iter().enumerate().map(host).collect::<Vec<_>>().join(", ");
+    let database = session.get_dbname().or(session.get_user()).unwrap_or("not named");
+    format!("{hosts}, database {database}, user {}", session.get_user().unwrap_or("not named"))
 }
 
 /// Asks the session for its settings. Returns `synchronous_commit` where it is too low.

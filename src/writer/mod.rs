@@ -55,6 +55,8 @@ pub struct Job {
     pub deadline: Instant,
     /// The id of the request, for the log and for a refusal's `instance`.
     pub request_id: Arc<str>,
+    /// Whether it shared a transaction that failed: it does not share another.
+    pub alone: bool,
 }
 
 /// Where http threads hand in their jobs.
@@ -196,12 +198,16 @@ impl Writer {
                 self.inbox.recv().ok()?
             }
         };
+        // What could not join a slow one must stay where another writer finds it.
+        let most = if self.goes_alone(&first) { 1 } else { self.batch };
         let mut bytes = first.call.body.as_str().len();
         let mut batch = vec![first];
-        while batch.len() < self.batch {
+        while batch.len() < most {
             let Some(job) = self.next_waiting() else { break };
             bytes += job.call.body.as_str().len();
-            if bytes > BATCH_BYTES || !self.may_join(&batch[0], &job) {
+            let has_its_timeout = job.call.operation.timeout == batch[0].call.operation.timeout;
+            if bytes > BATCH_BYTES || !has_its_timeout || self.goes_alone(&job) {
+                // It comes right after this batch, which is a quick one.
                 self.next.push(job);
                 break;
             }
@@ -214,10 +220,9 @@ impl Writer {
         self.next.pop().or_else(|| self.inbox.try_recv().ok())
     }
 
-    /// One statement has one timeout, and a slow one would make its neighbours wait.
-    fn may_join(&self, first: &Job, job: &Job) -> bool {
-        let (one, other) = (&first.call.operation, &job.call.operation);
-        one.timeout == other.timeout && !self.paces.is_slow(one) && !self.paces.is_slow(other)
+    /// A slow one would make its neighbours wait.
+    fn goes_alone(&self, job: &Job) -> bool {
+        job.alone || self.paces.is_slow(&job.call.operation)
     }
 
     /// Answers the jobs that came too late or whose caller has gone away, and gives the others.
@@ -234,14 +239,15 @@ impl Writer {
     fn write_batch(&mut self, batch: Vec<Job>) {
         match self.attempt(&batch) {
             Ok((replies, asked)) => {
+                let mut failed = Vec::new();
                 for (job, reply) in batch.into_iter().zip(replies) {
                     self.paces.took(&job.call.operation, reply.took);
                     match final_outcome(&job, reply.written) {
                         Ok(outcome) => self.settle(job, outcome, Some(asked.of_age(reply.age))),
-                        // Neighbours may have had a part in it: what failed in a batch runs again by itself.
-                        Err(_) => self.write_alone(job),
+                        Err(_) => failed.push(job),
                     }
                 }
+                self.run_again_alone(failed);
             }
             Err(Attempt::NoConnection(fault)) => self.give_up(batch, &fault),
             // It would meet each of them.
@@ -250,7 +256,29 @@ impl Writer {
             {
                 self.give_up(batch, &fault);
             }
-            Err(Attempt::Whole(_)) => batch.into_iter().for_each(|job| self.write_alone(job)),
+            Err(Attempt::Whole(_)) => self.run_again_alone(batch),
+        }
+    }
+
+    /// Neighbours may have had a part in it: what failed in a batch runs again, each by itself. This writer takes the
+    /// first and leaves the others to whichever is free.
+    fn run_again_alone(&mut self, failed: Vec<Job>) {
+        let mut failed = failed.into_iter();
+        let first = failed.next();
+        for mut job in failed {
+            job.alone = true;
+            job.pending.queue_again();
+            self.hand_back(job);
+        }
+        if let Some(first) = first {
+            self.write_alone(first);
+        }
+    }
+
+    /// Puts a job into the queue, or keeps it where that is full or closed.
+    fn hand_back(&mut self, job: Job) {
+        if let Some(job) = self.parked.hand_back(job) {
+            self.next.push(job);
         }
     }
 
@@ -260,6 +288,9 @@ impl Writer {
         loop {
             self.pulse.busy();
             let began = Instant::now();
+            if again == 0 && began >= job.deadline {
+                return self.settle(job, Outcome::Unavailable(Reason::Deadline), None);
+            }
             let fault = match self.attempt(std::slice::from_ref(&job)) {
                 Err(Attempt::NoConnection(fault)) if again == 0 => {
                     return self.give_up(vec![job], &fault);
@@ -376,7 +407,7 @@ impl Writer {
     /// Answers a job; `heard` is when and how the database gave the outcome, where it did.
     fn settle(&mut self, job: Job, outcome: Outcome, heard: Option<Heard>) {
         if let Some(next) = self.parked.settle(job, outcome, heard) {
-            self.next.push(next);
+            self.hand_back(next);
         }
     }
 }
@@ -393,6 +424,10 @@ enum Attempt {
 fn final_outcome(job: &Job, written: Written) -> Result<Outcome, Fault> {
     match written {
         Written::Ran(answer) => Ok(Outcome::Recorded { answer, replayed: false }),
+        Written::Refused { answer, reason } => {
+            observe::call_refused(&job.request_id, &job.call, &reason);
+            Ok(Outcome::Recorded { answer, replayed: false })
+        }
         Written::Exists { answer, stored_hash } => {
             Ok(match job.call.fingerprint.compare(&stored_hash) {
                 Comparison::Same => Outcome::Recorded { answer, replayed: true },
@@ -448,7 +483,7 @@ fn spoils_connection(written: &Result<Vec<Reply>, Whole>) -> bool {
 }
 
 fn is_new(reply: &Reply) -> bool {
-    matches!(reply.written, Written::Ran(_))
+    matches!(reply.written, Written::Ran(_) | Written::Refused { .. })
 }
 
 fn panicked(text: &str) -> Fault {

@@ -135,6 +135,14 @@ impl Parked {
         next
     }
 
+    /// Puts a job that is in the table into the queue again. Gives it back where that is full or closed.
+    pub(super) fn hand_back(&self, job: Job) -> Option<Job> {
+        match &self.lock().jobs {
+            Some(jobs) => jobs.try_send(job).err().map(TrySendError::into_inner),
+            None => Some(job),
+        }
+    }
+
     /// Drops those beside this key whose callers have gone away: their bodies would stay in memory for as long as the
     /// first one runs, and others take their places.
     pub(super) fn let_go(&self, key: &Key) {
@@ -201,7 +209,7 @@ mod tests {
         let call = Call { scope: Scope::default(), key, operation, fingerprint, body };
         let (pending, waiting) = pending::pair();
         let deadline = Instant::now() + Duration::from_secs(60);
-        (Job { call, pending, deadline, request_id: "req".into() }, waiting)
+        (Job { call, pending, deadline, request_id: "req".into(), alone: false }, waiting)
     }
 
     fn table(waiters: usize) -> (Parked, Receiver<Job>) {

@@ -2,6 +2,7 @@
 
 use serde_json::json;
 
+use crate::support::postgres::Gate;
 use crate::support::wait::until_eq;
 use crate::support::{Connection, Counts, Daemon, Database, Setup, fresh_key};
 
@@ -240,4 +241,41 @@ fn a_daemon_killed_in_the_middle_of_a_batch_has_one_effect_for_each_of_its_calls
     }
     assert_eq!(daemon.post("sleepy", &keys[2], r#"{"gate": 2}"#).status, 201);
     assert_eq!(database.counts_of(&keys[2]), Counts { records: 1, events: 1, business: 1 });
+}
+
+#[test]
+fn a_quick_call_does_not_wait_in_the_pocket_of_a_writer_that_runs_a_slow_one() {
+    let database = Database::new();
+    let daemon = Setup::on(&database)
+        .operation("sleepy")
+        .set("writers.threads", 2)
+        .set("writers.lock_timeout", "20s")
+        .set("writers.statement_timeout", "20s")
+        .set("http.wait", "25s")
+        .start();
+    // Two that are known to be slow, so that they go alone; one of them holds its writer.
+    let gates = [database.shut_gate(1), database.shut_gate(2)];
+    let mut held: Vec<_> = (1..=2)
+        .map(|gate| {
+            daemon.client().begin("sleepy", &fresh_key(), json!({ "gate": gate }).to_string())
+        })
+        .collect();
+    gates.iter().for_each(|gate| gate.wait_for(1));
+    pause_until_slow();
+    gates.into_iter().for_each(Gate::open);
+    held.iter_mut().for_each(|call| assert_eq!(call.answer().status, 201));
+    let gate = database.shut_gate(3);
+    let mut slow = daemon.client().begin("sleepy", &fresh_key(), r#"{"gate": 3}"#);
+    gate.wait_for(1);
+    // The other writer is free: whatever comes now is answered while the slow one is held.
+    for _ in 0..20 {
+        assert_eq!(daemon.order(&fresh_key()).status, 201);
+    }
+    gate.open();
+    assert_eq!(slow.answer().status, 201);
+}
+
+/// Long enough for a call to count as slow.
+fn pause_until_slow() {
+    crate::support::wait::pause(std::time::Duration::from_millis(300));
 }

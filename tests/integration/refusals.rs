@@ -281,3 +281,39 @@ fn a_column_that_is_added_while_calls_run_costs_no_call() {
     }
     assert_eq!(database.rows("orders"), 11);
 }
+
+#[test]
+fn what_only_an_operator_can_mend_is_no_refusal() {
+    let database = Database::new();
+    database.execute(
+        "CREATE TABLE parts (id int) PARTITION BY RANGE (id);
+         CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (0) TO (10);
+         CREATE SEQUENCE short MAXVALUE 2; SELECT nextval('short'), nextval('short')",
+    );
+    let daemon = Setup::on(&database)
+        .inline("part", "INSERT INTO parts VALUES (($1 ->> 'id')::int) RETURNING 201 AS status")
+        .inline("short", "SELECT to_jsonb(nextval('short')) AS response")
+        .start();
+    let key = fresh_key();
+    let body = r#"{"id": 11}"#;
+    assert_eq!(daemon.post("part", &key, body).refusal(), (500, "operation-failed".to_owned()));
+    let used_up = daemon.post("short", &fresh_key(), "{}");
+    assert_eq!(used_up.refusal(), (500, "operation-failed".to_owned()));
+    assert_eq!(database.record(&key), None);
+
+    database.execute("CREATE TABLE parts_2 PARTITION OF parts FOR VALUES FROM (10) TO (20)");
+    let mended = daemon.post("part", &key, body);
+    assert_eq!((mended.status, mended.is_replay()), (201, false));
+}
+
+#[test]
+fn the_log_says_why_an_operation_refused() {
+    let database = Database::new();
+    let daemon = Setup::on(&database).start();
+    let answer = daemon.post("orders", &fresh_key(), r#"{"item": "w", "quantity": 0}"#);
+    assert_eq!(answer.status, 422);
+    let log = daemon.log();
+    let line = log.lines().find(|line| line.contains("a call was refused")).expect(&log);
+    assert!(line.contains("orders_quantity_check") && line.contains("23514"), "{line}");
+    assert!(line.contains(answer.header("x-request-id").unwrap()), "{line}");
+}
