@@ -14,7 +14,9 @@ const CHARTS = [
 
 const at = (id) => document.getElementById(id);
 let heard = 0; // when all of it was last read
+let asked = 0; // when the status was
 let problem = ""; // why the last look failed
+let status = null; // the latest that was heard
 let requests = [];
 let offset = 0;
 let deadBefore = null; // the page of dead events that is shown
@@ -76,14 +78,12 @@ function pairs(list, rows) {
   list.replaceChildren(...rows.flatMap(([name, value, kind]) => [make("dt", {}, name), make("dd", kind ? { class: kind } : {}, value)]));
 }
 
-function when(text) {
-  const time = new Date(text);
-  return Number.isNaN(time.getTime()) ? text : time.toLocaleString();
-}
+const DAY = { year: "numeric", month: "short", day: "numeric" };
+const TIME = { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" };
 
-function clock(text) {
-  return new Date(text).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
-}
+const when = (text) => new Date(text).toLocaleString([], { ...DAY, ...TIME });
+const exactly = (text) => new Date(text).toLocaleString([], { ...DAY, ...TIME, fractionalSecondDigits: 3 });
+const clock = (text) => new Date(text).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
 
 function span(seconds) {
   if (seconds < 120) return seconds + " s";
@@ -96,10 +96,14 @@ const count = (number) => Number(number).toLocaleString();
 
 // ---- what is shown
 
-function showStatus(status) {
+function showHealth(isKnown) {
   const health = at("health");
-  setText(health, status.ready ? "Healthy: it takes requests" : "Not ready: " + status.reason);
-  health.className = status.ready ? "good" : "bad";
+  if (!isKnown) setText(health, "Not known");
+  else setText(health, status.ready ? "Healthy: it takes requests" : "Not ready: " + status.reason);
+  health.className = !isKnown ? "odd" : status.ready ? "good" : "bad";
+}
+
+function showStatus() {
   setText(at("facts"), "Version " + status.version + ", up for " + span(status.uptime_seconds));
   const { writers, outbox, deliveries, connections } = status;
   pairs(at("writers"), [
@@ -148,8 +152,8 @@ function chart(title, values, minutes) {
     const height = Math.max((20 * value) / most, 0.6);
     image.append(draw("rect", { class: "bar", x: place + 0.1, width: 0.8, y: 20 - height, height }));
   });
-  const ends = make("div", { class: "ends" }, make("span", {}, minutes.length ? clock(minutes[0].at) : ""), make("span", {}, peak), make("span", {}, "now"));
-  return make("figure", { class: "card" }, make("figcaption", {}, make("h3", {}, title + ": " + count(total))), image, ends);
+  const ends = make("div", { class: "ends" }, make("span", {}, clock(minutes[0].at)), make("span", {}, "now"));
+  return make("figure", { class: "card" }, make("figcaption", {}, make("h3", {}, title + ": " + count(total)), make("div", { class: "peak" }, peak)), image, ends);
 }
 
 function cell(label, content, kind) {
@@ -210,9 +214,9 @@ function showRecent() {
   if (at("recent").dataset.shown === shown) return;
   at("recent").dataset.shown = shown;
   at("recent").replaceChildren(...rows.map((request) => make("tr", {},
-    cell("Time", new Date(request.at).toLocaleTimeString(), "nowrap"), cell("Operation", request.operation), cell("Outcome", request.outcome, outcomeKind(request.outcome)),
+    cell("Time", new Date(request.at).toLocaleTimeString([], TIME), "nowrap"), cell("Operation", request.operation), cell("Outcome", request.outcome, outcomeKind(request.outcome)),
     cell("Status", request.status), cell("ms", request.ms), cell("Key", request.key === null ? "none" : keyButton(request.key, request.principal), "text"),
-    cell("Principal", request.principal, "text"), cell("Request id", make("span", { class: "code" }, request.request_id), "text"))));
+    cell("Principal", request.principal, "text"), cell("Request id", make("span", { class: "code" }, request.request_id), "id"))));
 }
 
 function outcomeKind(outcome) {
@@ -241,17 +245,17 @@ function storyOf({ record, events }) {
       make("pre", {}, record.response === null ? "(no body)" : JSON.stringify(record.response, null, 2)),
       make("div", { class: "dim" }, "fingerprint ", make("span", { class: "code" }, record.request_hash)));
   }
-  for (const event of events) {
+  for (const event of [...events].reverse()) {
     const name = "event " + event.event_id + " " + event.type;
     step(event.created_at, name + " was written", make("div", { class: "dim" }, "event key ", make("span", { class: "code" }, event.event_key)));
     const failed = event.attempts + (event.attempts === 1 ? " attempt" : " attempts") + " so far" + (event.last_error ? ", the last failure: " + event.last_error : "");
     if (event.sent_at) step(event.sent_at, name + " was delivered, after " + failed);
     if (event.dead_at && !event.sent_at) step(event.dead_at, name + " was put aside as dead: " + failed);
     if (event.discarded_at) step(event.discarded_at, name + " was discarded by " + event.discarded_by);
-    if (event.state === "pending") step(event.due_at, name + " is due: " + failed);
+    if (event.state === "pending") step(event.due_at, name + " is due for delivery: " + failed);
   }
   steps.sort((one, other) => (one[0] < other[0] ? -1 : one[0] > other[0] ? 1 : 0));
-  const list = make("ol", { class: "story" }, ...steps.map(([time, what]) => make("li", {}, make("time", { datetime: time }, when(time)), ...what)));
+  const list = make("ol", { class: "story" }, ...steps.map(([time, what]) => make("li", {}, make("time", { datetime: time }, exactly(time)), ...what)));
   const note = record ? [] : [make("p", { class: "odd" }, "The record itself is purged; these are its events.")];
   return make("div", {}, ...note, list);
 }
@@ -316,9 +320,10 @@ async function look() {
   clearTimeout(timer);
   try {
     const dead = "outbox?state=dead&limit=20" + (deadBefore === null ? "" : "&before=" + deadBefore);
-    const status = await ask("status");
+    status = await ask("status");
+    asked = Date.now();
     at("token-form").hidden = true;
-    showStatus(status);
+    showStatus();
     const [history, recent] = await Promise.all([ask("history"), ask("recent")]);
     showHistory(history.minutes);
     requests = recent.requests;
@@ -328,7 +333,9 @@ async function look() {
     heard = Date.now();
     problem = "";
   } catch (error) {
-    problem = error instanceof Refused ? error.message : "The daemon does not answer.";
+    if (!(error instanceof Refused)) [problem, status] = ["The daemon does not answer.", null];
+    else if (error.status === 401) [problem, status] = ["The daemon asks for the admin token.", null];
+    else problem = error.message;
   }
   looking = false;
   showAge();
@@ -339,13 +346,10 @@ function showAge() {
   const stale = problem !== "" || Date.now() - heard > LATE;
   document.body.classList.toggle("is-stale", stale && heard > 0);
   at("stale").hidden = !stale;
+  showHealth(status !== null && Date.now() - asked < LATE);
   if (!stale) return;
-  const since = heard === 0 ? "Nothing could be read yet." : "What is shown is of " + new Date(heard).toLocaleTimeString() + " and may be wrong by now.";
+  const since = heard === 0 ? "Nothing could be read yet." : "What is shown is of " + new Date(heard).toLocaleTimeString([], TIME) + " and may be wrong by now.";
   setText(at("stale"), (problem + " " + since).trim());
-  if (heard === 0 || problem === "The daemon does not answer.") {
-    setText(at("health"), "Not known");
-    at("health").className = "odd";
-  }
 }
 
 function begin() {
