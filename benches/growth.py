@@ -30,8 +30,8 @@ WITH new_order AS (
     RETURNING id, idempotency_key, item, quantity, created_at
 )
 SELECT 201 AS status, to_jsonb(new_order) AS response,
-       (SELECT coalesce(jsonb_agg(jsonb_build_object('type', 'order.created', 'payload', to_jsonb(new_order))), '[]')
-        FROM generate_series(1, {events})) AS events
+       (SELECT coalesce(jsonb_agg(jsonb_build_object('type', 'order.created', 'payload', to_jsonb(o))), '[]')
+        FROM new_order AS o, generate_series(1, {events})) AS events
 FROM new_order
 """
 
