@@ -198,11 +198,16 @@ def wrk(url, mode, connections, seconds):
     return {**result, "rate": result["requests"] / result["seconds"]}
 
 
-def pgbench(cluster, database, seconds, clients=16, rate=None, times=False, script="ceiling.pgbench"):
-    """A run of a call of the ceiling function: `rate`, and if asked for `times`, the latencies in ms without the wait for a turn."""
+def pgbench(cluster, database, seconds, clients=16, rate=None, times=False, script="ceiling.pgbench", texts=(),
+            port=None):
+    """A run of a call of the ceiling function: `rate`, and if asked for `times`, the latencies in ms without the wait for a turn.
+
+    The script finds `texts` in the variables text_0, text_1 and so on."""
     command = [PG_BIN / "pgbench", "-n", "-M", "prepared", "-c", str(clients), "-j", str(min(2, clients)),
                "-T", str(seconds), "-f", BENCHES / script, "-D", f"n={time.time_ns() // 100_000}",
-               "-h", "127.0.0.1", "-p", str(cluster.port), "-U", "postgres"]
+               "-h", "127.0.0.1", "-p", str(port or cluster.port), "-U", "postgres"]
+    for number, text in enumerate(texts):
+        command += ["-D", f"text_{number}={text}"]
     if rate:
         command += ["--rate", str(round(rate))]
     if times:
@@ -246,6 +251,14 @@ def get_status(port, path):
         return get(port, path)[0]
     except OSError:
         return None
+
+
+def is_listening(port):
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+        return True
+    except OSError:
+        return False
 
 
 def post(url, key):
