@@ -46,8 +46,9 @@ pub const STATEMENTS: &[(&str, &str)] = &[
     ("records::PROBE", records::PROBE),
 ];
 
-/// Connections that are neither a writer's nor a relay's: the pruner's, the prober's, the reader's and the clerk's.
-const OTHER_CONNECTIONS: usize = 4;
+/// Connections that are neither a writer's nor a relay's: the pruner's, the prober's, and one for questions, which the
+/// reader and the clerk share.
+const OTHER_CONNECTIONS: usize = 3;
 
 /// Claims, settlements, look-ups and deletions are small by their own limits: one that takes this long is stuck.
 pub const OTHER_STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);

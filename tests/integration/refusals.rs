@@ -288,7 +288,8 @@ fn what_only_an_operator_can_mend_is_no_refusal() {
     database.execute(
         "CREATE TABLE parts (id int) PARTITION BY RANGE (id);
          CREATE TABLE parts_1 PARTITION OF parts FOR VALUES FROM (0) TO (10);
-         CREATE SEQUENCE short MAXVALUE 2; SELECT nextval('short'), nextval('short')",
+         CREATE SEQUENCE short MAXVALUE 2; SELECT nextval('short'), nextval('short');
+         GRANT ALL ON parts, parts_1 TO onced_test; GRANT ALL ON SEQUENCE short TO onced_test",
     );
     let daemon = Setup::on(&database)
         .inline("part", "INSERT INTO parts VALUES (($1 ->> 'id')::int) RETURNING 201 AS status")
