@@ -202,9 +202,9 @@ def pgbench(cluster, database, seconds, clients=16, rate=None, times=False, scri
             port=None):
     """A run of a call of the ceiling function: `rate`, and if asked for `times`, the latencies in ms without the wait for a turn.
 
-    The script finds `texts` in the variables text_0, text_1 and so on."""
+    Without `seconds` each client runs the script once. The script finds `texts` in the variables text_0, text_1 and so on."""
     command = [PG_BIN / "pgbench", "-n", "-M", "prepared", "-c", str(clients), "-j", str(min(2, clients)),
-               "-T", str(seconds), "-f", BENCHES / script, "-D", f"n={time.time_ns() // 100_000}",
+               *(["-T", str(seconds)] if seconds else ["-t", "1"]), "-f", BENCHES / script, "-D", f"n={time.time_ns() // 100_000}",
                "-h", "127.0.0.1", "-p", str(port or cluster.port), "-U", "postgres"]
     for number, text in enumerate(texts):
         command += ["-D", f"text_{number}={text}"]

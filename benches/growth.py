@@ -177,10 +177,15 @@ class Growth:
         looks = [count, self.cluster.wal, self.cluster.cpu, point.daemon.cpu]
         before = [look() for look in looks]
         rate = work()["rate"]
+        bed.until("what the load tool left under way is written", lambda: self.is_idle(point))
         wal, postgres, onced = (look() - was for look, was in list(zip(looks, before))[1:])
-        # Some were still under way when the load tool hung up; they are written all the same.
         writes = count() - before[0]
         return {"rate": rate, "postgres": postgres / writes * 1e6, "onced": onced / writes * 1e6, "wal": wal / writes}
+
+    def is_idle(self, point):
+        busy = """SELECT count(*) FROM pg_stat_activity
+                  WHERE datname = current_database() AND state <> 'idle' AND pid <> pg_backend_pid()"""
+        return not point.daemon.metric("onced_jobs_waiting") and not self.cluster.number(point.database, busy)
 
     def table(self, points):
         """The medians by label."""
@@ -201,7 +206,7 @@ COLUMNS = {
 }
 PANELS = {
     "writes, to the ceiling's": {"onced": "ratio"},
-    "CPU per write, µs": {"PostgreSQL": "postgres", "onced": "onced", "PostgreSQL, ceiling": "ceiling_postgres"},
+    "CPU per write, µs": {"onced": "onced", "ceiling's SQL": "ceiling_postgres", "onced's SQL": "postgres"},
     "WAL per write, bytes": {"onced": "wal", "ceiling": "ceiling_wal"},
 }
 

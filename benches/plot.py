@@ -4,7 +4,7 @@ import math
 
 WIDTH, HEIGHT = 300, 240
 LEFT, RIGHT, TOP, BOTTOM = 56, 24, 34, 62
-COLOURS = ["#0072b2", "#d55e00", "#767676"]
+COLOURS = ["#d55e00", "#767676", "#0072b2"]
 STYLE = "text { font: 11px sans-serif; fill: #333 } .title { font-weight: bold } .grid { stroke: #ddd }"
 
 

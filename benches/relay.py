@@ -1,6 +1,7 @@
 """Events per second from the outbox to a sink, as a ratio to a load tool that posts the same bytes over as many connections."""
 
 import argparse
+import re
 import statistics
 import sys
 import time
@@ -28,6 +29,24 @@ http {{
     }}
 }}
 """
+# What a relay does to the database for a batch, and nothing of what is between: both statements are transactions.
+ALONE = """
+CREATE OR REPLACE PROCEDURE claim_and_settle(batch bigint) LANGUAGE plpgsql AS $procedure$
+DECLARE
+    ids bigint[];
+BEGIN
+    LOOP
+        EXECUTE $claim$ WITH claimed AS ({claim}) SELECT array_agg(id) FROM claimed $claim$
+        INTO ids USING batch, 30000::bigint, NULL::bigint;
+        COMMIT;
+        EXIT WHEN ids IS NULL;
+        EXECUTE $settle$ {settle} $settle$ USING ids;
+        COMMIT;
+    END LOOP;
+END
+$procedure$
+"""
+BATCH, SESSIONS = 200, 2
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 THREADS = [1, 8, 32]
 
@@ -80,6 +99,25 @@ def deliver(cluster, url, threads, count):
     return rate(first, last)
 
 
+def statement(name):
+    """A statement of the daemon, from its source."""
+    source = (bed.ROOT / "src/store/events.rs").read_text()
+    return re.search(rf'^const {name}: &str = "(.*?)(?<!\\)";', source, re.MULTILINE | re.DOTALL)[1].replace('\\"', '"')
+
+
+def alone(cluster, count):
+    """Events per second that the database claims and settles, without HTTP, over as many sessions as the daemon has."""
+    fill(cluster, count)
+    script = cluster.folder / "alone.pgbench"
+    script.write_text(f"CALL claim_and_settle({BATCH});\n")
+    began = time.monotonic()
+    bed.pgbench(cluster, "relay", None, clients=SESSIONS, script=script)
+    rate = count / (time.monotonic() - began)
+    assert cluster.number("relay", "SELECT count(*) FROM outbox_events WHERE sent_at IS NULL") == 0
+    print(f"claim and settle alone: {rate:.0f}/s", file=sys.stderr)
+    return rate
+
+
 def main():
     parser = argparse.ArgumentParser(prog="scripts/bench relay")
     parser.add_argument("--events", type=int, default=100_000, metavar="N", help="how many are waiting (100000)")
@@ -88,8 +126,10 @@ def main():
     with bed.cluster() as cluster, sink(cluster) as url:
         cluster.sql("postgres", "CREATE DATABASE relay")
         bed.Daemon(cluster, "relay").migrate()
-        figures = {threads: [] for threads in THREADS}
+        cluster.sql("relay", ALONE.format(claim=statement("CLAIM"), settle=statement("SETTLE_SENT")))
+        figures, database = {threads: [] for threads in THREADS}, []
         for _ in range(arguments.rounds):
+            database.append(alone(cluster, arguments.events))
             for threads in THREADS:
                 ceiling = bed.wrk(url, ["event"], threads, 3)["rate"]
                 rate = deliver(cluster, url, threads, arguments.events)
@@ -99,6 +139,8 @@ def main():
         print("| relay threads | min | median | max |\n| --- | --- | --- | --- |")
         for threads, ratios in figures.items():
             print(f"| {threads} | {min(ratios):.2f} | **{statistics.median(ratios):.2f}** | {max(ratios):.2f} |")
+        print(f"\nclaim and settle alone, without HTTP: {statistics.median(database):.0f} events/s "
+              f"({min(database):.0f} to {max(database):.0f}), {SESSIONS} sessions, {BATCH} a claim")
 
 
 main()
