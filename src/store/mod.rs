@@ -54,7 +54,7 @@ const OTHER_CONNECTIONS: usize = 3;
 pub const OTHER_STATEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The database. Cloning it shares the connections: at most `writers.threads` for writes, and `relay.connections` and
-/// four for the rest, so that neither side can starve the other.
+/// three for the rest, so that neither side can starve the other.
 #[derive(Clone)]
 pub struct Store {
     writers: Pool,
