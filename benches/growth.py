@@ -214,9 +214,9 @@ PART = """
 ## Growth
 
 `scripts/bench growth` wrote this part. The load tool writes new keys over {connections} connections; the ceiling is
-`pgbench` with 16 clients. A figure is the median of {rounds} runs of {seconds} s, which alternate with those of the ceiling. CPU time and WAL
-are per write, the CPU time that of all of PostgreSQL's processes and that of the daemon. Tables are emptied before each run,
-but where they are meant to be large.
+`pgbench` with 16 clients. A figure is the median of {rounds} runs of {seconds} s, which alternate with those of the
+ceiling. CPU time and WAL are per write, the CPU time that of all of PostgreSQL's processes and that of the daemon.
+Tables are emptied before each run, but where they are meant to be large.
 
 {machine}
 """

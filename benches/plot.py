@@ -42,7 +42,7 @@ def panel(title, labels, lines):
 
 
 def scale(values):
-    """Where a value is between bottom (0) and top (1), the marks, and what to say of it: from zero, or of powers of ten."""
+    """Where a value is between bottom (0) and top (1), the marks, and what to say of it: linear, or by powers of ten."""
     low, high = min(values), max(values)
     if low > 0 and high / low > 20:
         first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
