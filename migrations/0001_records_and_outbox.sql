@@ -13,10 +13,6 @@ CREATE TABLE idempotency_records (
     is_problem    boolean NOT NULL DEFAULT false,      -- a raised refusal: application/problem+json
     created_at    timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (scope, key)
-) WITH (
-    -- A record is completed in the transaction that claimed it. Where its page has room for the second version, the
-    -- index is not touched again: a tenth less WAL for each write, for a table that is larger.
-    fillfactor = 50
 );
 
 -- One row for each event that others must hear about.

@@ -255,12 +255,13 @@ fn a_quick_call_does_not_wait_in_the_pocket_of_a_writer_that_runs_a_slow_one() {
         .start();
     // Two that are known to be slow, so that they go alone; one of them holds its writer.
     let gates = [database.shut_gate(1), database.shut_gate(2)];
-    let mut held: Vec<_> = (1..=2)
-        .map(|gate| {
-            daemon.client().begin("sleepy", &fresh_key(), json!({ "gate": gate }).to_string())
-        })
-        .collect();
-    gates.iter().for_each(|gate| gate.wait_for(1));
+    let mut held = Vec::new();
+    for (number, gate) in gates.iter().enumerate() {
+        let body = json!({ "gate": number + 1 }).to_string();
+        held.push(daemon.client().begin("sleepy", &fresh_key(), body));
+        // Else both might be in one batch.
+        gate.wait_for(1);
+    }
     pause_until_slow();
     gates.into_iter().for_each(Gate::open);
     held.iter_mut().for_each(|call| assert_eq!(call.answer().status, 201));
