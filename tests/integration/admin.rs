@@ -91,7 +91,7 @@ fn a_reload_exchanges_the_token_and_never_takes_it_away() {
     until_eq("the new token is in force", &200, || i32::from(status(&daemon, next)));
     assert_eq!(status(&daemon, TOKEN), 401);
 
-    daemon.change(|setup| setup.without_admin_token());
+    daemon.change(Setup::without_admin_token);
     daemon.signal(Signal::SIGHUP);
     until("it is told", || {
         let told = daemon.log().contains("admin.token_file");
