@@ -73,7 +73,10 @@ impl Database {
 
     /// A database that was never migrated.
     pub fn empty() -> Database {
-        Database::make(Server::find(), "")
+        let server = Server::find();
+        // With the template comes the role.
+        server.template();
+        Database::make(server, "")
     }
 
     /// A migrated database in a cluster that nobody else uses, so that what the cluster as a whole does can be counted.
