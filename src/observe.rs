@@ -151,14 +151,23 @@ pub fn event_format_unknown(event_id: i64, error: &str) {
     tracing::warn!(event_id, error, "event left to a daemon of a later version");
 }
 
-/// The sink as a whole cannot be reached.
-pub fn sink_unreachable(error: &str, pause: std::time::Duration) {
-    let pause_ms = pause.as_millis();
-    tracing::warn!(error, pause_ms, "the sink cannot be reached; no event is charged for it");
+/// The sink as a whole cannot be reached, for the `times`-th time in a row.
+pub fn sink_unreachable(error: &str, pause: std::time::Duration, times: u32) {
+    METRICS.sink_reachable.set(0);
+    if is_news(times) {
+        let pause_ms = pause.as_millis();
+        tracing::warn!(
+            error,
+            pause_ms,
+            times,
+            "the sink cannot be reached; no event is charged for it"
+        );
+    }
 }
 
 /// The sink answers after it could not be reached.
 pub fn sink_answers_again() {
+    METRICS.sink_reachable.set(1);
     tracing::info!("the sink answers again");
 }
 

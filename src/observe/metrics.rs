@@ -58,6 +58,8 @@ pub struct Metrics {
     pub outbox_dead: IntGauge,
     /// Whether the sink is paused.
     pub sink_paused: IntGauge,
+    /// Whether the sink could be reached at the last attempt.
+    pub sink_reachable: IntGauge,
     /// Attempts to deliver, by result.
     pub delivery_attempts: IntCounterVec,
     /// Rows that the pruner took away, by table.
@@ -72,6 +74,7 @@ impl Metrics {
         let metrics = Metrics::registered(registry);
         let build =
             gauges(&metrics.registry, "onced_build_info", "1, with the version.", &["version"]);
+        metrics.sink_reachable.set(1);
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         for result in DELIVERIES {
             metrics.delivery_attempts.with_label_values(&[result]).inc_by(0);
@@ -93,6 +96,7 @@ impl Metrics {
             outbox_oldest_seconds: gauge(r, "onced_outbox_oldest_seconds", "Age of the oldest event that waits for delivery."),
             outbox_dead: gauge(r, "onced_outbox_dead", "Dead events that nobody has decided about."),
             sink_paused: gauge(r, "onced_sink_paused", "1 where the sink is paused until a person resumes it."),
+            sink_reachable: gauge(r, "onced_sink_reachable", "1 where the sink could be reached at the last attempt."),
             delivery_attempts: counters(r, "onced_delivery_attempts_total", "Attempts to deliver an event, by result.", &["result"]),
             pruned: counters(r, "onced_pruned_total", "Rows that retention took away.", &["table"]),
             connections: gauges(r, "onced_connections", "Open connections of clients.", &["listener"]),

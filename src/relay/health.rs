@@ -80,9 +80,10 @@ impl Health {
         }
     }
 
-    /// The sink could not be reached at `now`. Returns how long it is left alone, where this is news: attempts that
+    /// The sink could not be reached at `now`. Returns how long it is left alone, and the how-manieth time in a row this
+    /// is, where it is news: attempts that
     /// were under way when the first one failed say nothing new.
-    pub(super) fn fault(&self, now: Instant, chance: f64) -> Option<Duration> {
+    pub(super) fn fault(&self, now: Instant, chance: f64) -> Option<(Duration, u32)> {
         let mut state = self.lock();
         let faults = match *state {
             State::Up => 0,
@@ -91,7 +92,7 @@ impl Health {
         };
         let pause = self.pauses.after(faults, chance);
         *state = State::Down { faults, until: now + pause, is_probing: false };
-        Some(pause)
+        Some((pause, faults + 1))
     }
 
     /// The sink answered. True where it was down before.
@@ -138,7 +139,7 @@ mod tests {
         let health = Health::new(Duration::from_secs(1));
         let now = Instant::now();
         assert_eq!(health.permission(now), Permission::Full);
-        assert_eq!(health.fault(now, 0.0), Some(Duration::from_secs(1)));
+        assert_eq!(health.fault(now, 0.0), Some((Duration::from_secs(1), 1)));
         assert_eq!(health.fault(now, 0.0), None, "the others of the same moment are no news");
         assert!(!health.may_begin());
         assert_eq!(health.permission(now), Permission::Wait(Duration::from_secs(1)));
@@ -159,7 +160,7 @@ mod tests {
         let mut pauses = Vec::new();
         for _ in 0..10 {
             health.probing();
-            pauses.extend(health.fault(now, 1.0));
+            pauses.extend(health.fault(now, 1.0).map(|(pause, _)| pause));
         }
         assert!(pauses.windows(2).all(|pair| pair[0] <= pair[1]));
         assert_eq!(pauses.last(), Some(&LONGEST_PAUSE));

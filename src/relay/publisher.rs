@@ -111,8 +111,10 @@ impl Publisher {
                 Settled::Gone(failure(claim, &reason, Duration::ZERO, Fate::Spared))
             }
             Delivery::Unreachable { reason } => {
-                if let Some(pause) = self.shared.health.fault(Instant::now(), fastrand::f64()) {
-                    observe::sink_unreachable(&one_line(&reason), pause);
+                if let Some((pause, times)) =
+                    self.shared.health.fault(Instant::now(), fastrand::f64())
+                {
+                    observe::sink_unreachable(&one_line(&reason), pause, times);
                 }
                 observe::attempt_not_begun();
                 self.shared.ring();
