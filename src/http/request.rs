@@ -144,7 +144,14 @@ impl Api {
         let (pending, waiting) = pending::pair();
         let deadline = Instant::now() + self.needs.wait;
         let request_id = Arc::clone(id);
-        self.needs.desk.submit(Job { call, pending, deadline, request_id, alone: false });
+        self.needs.desk.submit(Job {
+            call,
+            pending,
+            deadline,
+            request_id,
+            alone: false,
+            in_doubt: false,
+        });
         let end = deadline + MARGIN;
         loop {
             let now = Instant::now();

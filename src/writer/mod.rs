@@ -57,6 +57,8 @@ pub struct Job {
     pub request_id: Arc<str>,
     /// Whether it shared a transaction that failed: it does not share another.
     pub alone: bool,
+    /// Whether a connection broke under an attempt, so that it may have been written all the same.
+    pub in_doubt: bool,
 }
 
 /// Where http threads hand in their jobs.
@@ -236,7 +238,7 @@ impl Writer {
         wanted
     }
 
-    fn write_batch(&mut self, batch: Vec<Job>) {
+    fn write_batch(&mut self, mut batch: Vec<Job>) {
         match self.attempt(&batch) {
             Ok((replies, asked)) => {
                 let mut failed = Vec::new();
@@ -256,7 +258,11 @@ impl Writer {
             {
                 self.give_up(batch, &fault);
             }
-            Err(Attempt::Whole(_)) => self.run_again_alone(batch),
+            Err(Attempt::Whole(whole)) => {
+                let in_doubt = leaves_in_doubt(&whole);
+                batch.iter_mut().for_each(|job| job.in_doubt |= in_doubt);
+                self.run_again_alone(batch);
+            }
         }
     }
 
@@ -267,7 +273,9 @@ impl Writer {
         let first = failed.next();
         for mut job in failed {
             job.alone = true;
-            job.pending.queue_again();
+            if !job.in_doubt {
+                job.pending.queue_again();
+            }
             self.hand_back(job);
         }
         if let Some(first) = first {
@@ -283,7 +291,7 @@ impl Writer {
     }
 
     /// Runs one job until it has an outcome: again where that helps, until its deadline.
-    fn write_alone(&mut self, job: Job) {
+    fn write_alone(&mut self, mut job: Job) {
         let mut again = 0;
         loop {
             self.pulse.busy();
@@ -315,6 +323,7 @@ impl Writer {
                 },
             };
             again += 1;
+            job.in_doubt |= fault.kind == FaultKind::Unreachable;
             if fault.kind == FaultKind::StatementTimeout {
                 self.paces.took(&job.call.operation, began.elapsed());
             } else {
@@ -406,6 +415,7 @@ impl Writer {
 
     /// Answers a job; `heard` is when and how the database gave the outcome, where it did.
     fn settle(&mut self, job: Job, outcome: Outcome, heard: Option<Heard>) {
+        let outcome = if job.in_doubt { without_a_claim(outcome) } else { outcome };
         if let Some(next) = self.parked.settle(job, outcome, heard) {
             self.hand_back(next);
         }
@@ -482,6 +492,24 @@ fn spoils_connection(written: &Result<Vec<Reply>, Whole>) -> bool {
     }
 }
 
+/// Nobody may say that nothing was written where an earlier attempt may have been committed.
+fn without_a_claim(outcome: Outcome) -> Outcome {
+    match outcome {
+        Outcome::Unavailable(_) | Outcome::OperationFailed => {
+            Outcome::Unavailable(Reason::Database)
+        }
+        Outcome::Recorded { .. }
+        | Outcome::KeyReused
+        | Outcome::KeyExpired
+        | Outcome::FingerprintUnknown
+        | Outcome::InProgress => outcome,
+    }
+}
+
+fn leaves_in_doubt(whole: &Whole) -> bool {
+    matches!(whole, Whole::Fault(fault) if fault.kind == FaultKind::Unreachable)
+}
+
 fn is_new(reply: &Reply) -> bool {
     matches!(reply.written, Written::Ran(_) | Written::Refused { .. })
 }
@@ -492,4 +520,19 @@ fn panicked(text: &str) -> Fault {
 
 fn unanswered() -> Fault {
     Fault { kind: FaultKind::Broken, sqlstate: None, text: "the call was not answered".to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn after_an_attempt_in_doubt_no_failure_says_that_nothing_was_written() {
+        let unknown = Outcome::Unavailable(Reason::Database);
+        for reason in [Reason::ReadOnly, Reason::Deadline, Reason::LockTimeout, Reason::Conflict] {
+            assert_eq!(without_a_claim(Outcome::Unavailable(reason)), unknown);
+        }
+        assert_eq!(without_a_claim(Outcome::OperationFailed), unknown);
+        assert_eq!(without_a_claim(Outcome::KeyReused), Outcome::KeyReused);
+    }
 }

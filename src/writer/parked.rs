@@ -209,7 +209,17 @@ mod tests {
         let call = Call { scope: Scope::default(), key, operation, fingerprint, body };
         let (pending, waiting) = pending::pair();
         let deadline = Instant::now() + Duration::from_secs(60);
-        (Job { call, pending, deadline, request_id: "req".into(), alone: false }, waiting)
+        (
+            Job {
+                call,
+                pending,
+                deadline,
+                request_id: "req".into(),
+                alone: false,
+                in_doubt: false,
+            },
+            waiting,
+        )
     }
 
     fn table(waiters: usize) -> (Parked, Receiver<Job>) {
